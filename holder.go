@@ -51,8 +51,8 @@ type Holder struct {
 	Internal bool
 
 	// EvictedBy evicted the holder, and EvictionReason says why. A lease shows them until
-	// it is acquired again: State is then StateExpired or StateAbandoned, and ID is
-	// *evicted, or the holder of the share. An advisory lock shows them while its session
+	// it is acquired again: State is then StateExpired or StateAbandoned, and ID that of
+	// the evicted holder, or *evicted if it is not recorded any more. An advisory lock shows them while its session
 	// is asked to release it, and for 10 seconds after that.
 	EvictedBy, EvictionReason string
 }

@@ -22,8 +22,8 @@ BEGIN
   END IF;
   DROP VIEW lock_holders, lock_waiters;
   DROP FUNCTION pgxlock_list_names(), pgxlock_list_tokens(), pgxlock_list_tickets(),
-    evict_lock(varchar, varchar, bigint, text), evict_advisory_lock(integer, bigint, text, integer),
-    pgxlock_evicted(integer[], text[], text[], bigint[]), pgxlock_record_eviction(integer, text, text, bigint, text),
+    evict_lock(varchar, varchar, bigint, text), evict_advisory_lock(integer, bigint, text, integer, text),
+    pgxlock_evicted(integer[], text[], text[], bigint[]), pgxlock_record_eviction(integer, text, text, bigint, text, text),
     ask_to_step_down(varchar, text), pgxlock_ask_to_step_down(integer, text, text, text),
     pgxlock_step_downs(integer[], text[], text[]), reset_lock_state(text, text), grant_locks(text, text),
     revoke_locks(text), harden_locks(), soften_locks(), pgxlock_apply_rights(boolean), pgxlock_revoke(text, boolean),

@@ -224,6 +224,7 @@ BEGIN
     evicted_at timestamptz NOT NULL,
     evicted_by text NOT NULL,
     reason     text NOT NULL,
+    key_name   text,
     PRIMARY KEY (kind, name, holder, token)
   ) USING heap;
   COMMENT ON TABLE pgxlock_evictions IS
@@ -237,6 +238,7 @@ BEGIN
   COMMENT ON COLUMN pgxlock_evictions.evicted_at IS 'When; for an advisory lock, when the release was last asked for.';
   COMMENT ON COLUMN pgxlock_evictions.evicted_by IS 'The role that logged in, and its application_name.';
   COMMENT ON COLUMN pgxlock_evictions.reason IS 'Why, as that role said.';
+  COMMENT ON COLUMN pgxlock_evictions.key_name IS 'The name of an advisory key, if that role knew it.';
 
   -- An evicted hold ends as if it had expired, with a holder or, for a share, a token that no
   -- caller can have: a renewal finds it gone, and a fence fails. It is not deleted, because no open
@@ -292,7 +294,7 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'LK900' THEN
       RETURN false;
     END;
-    PERFORM pgxlock_record_eviction(0, v_name, v_holder, p_fencing_token, p_reason);
+    PERFORM pgxlock_record_eviction(0, v_name, v_holder, p_fencing_token, p_reason, NULL);
     -- Wakes waiters for this lease, or for any permit of its semaphore. In this transaction,
     -- because evictions are rare; a waiter whose ticket is not visible yet tries again anyway.
     PERFORM FROM pgxlock_wake_batch('{0,0}'::integer[],
@@ -308,12 +310,13 @@ BEGIN
 
   -- Only its own session can release an advisory lock, so its Locker is notified.
   CREATE OR REPLACE FUNCTION evict_advisory_lock(p_pid integer, p_key bigint, p_reason text,
-    p_key_space integer DEFAULT 1)
+    p_key_space integer DEFAULT 1, p_key_name text DEFAULT NULL)
   RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '2s' AS $$
   BEGIN
     PERFORM pgxlock_require(p_pid IS NOT NULL AND p_key IS NOT NULL AND p_key_space BETWEEN 1 AND 2,
                             'p_pid and p_key must not be NULL, and p_key_space must be 1, or 2 for a key of two integers');
+    PERFORM pgxlock_require(char_length(p_key_name) <= 255 OR p_key_name IS NULL, 'p_key_name must have up to 255 characters');
     PERFORM pgxlock_check_primary('cannot evict on a standby server');
     PERFORM FROM pg_locks l
       WHERE l.locktype = 'advisory' AND l.granted AND l.pid = p_pid
@@ -324,15 +327,15 @@ BEGIN
     END IF;
     PERFORM pgxlock_record_eviction(p_key_space, p_key::text,
                                     'advisory:' || p_pid::text || ':' || p_key_space::text || ':' || p_key::text,
-                                    0::bigint, p_reason);
+                                    0::bigint, p_reason, p_key_name);
     PERFORM pg_notify('pgxlock_holder_' || p_pid::text, '1:evict'::text);
     RETURN true;
   END $$;
-  COMMENT ON FUNCTION evict_advisory_lock(integer, bigint, text, integer) IS
+  COMMENT ON FUNCTION evict_advisory_lock(integer, bigint, text, integer, text) IS
     'Asks session p_pid to release an advisory lock, and records p_reason in pgxlock_evictions; true if it holds the lock '
     'now. A Locker that listens releases it at once, and its caller''s lock is lost; other sessions ignore it. '
-    'p_key_space: 2 for a key of two integers, with the first in the high half of p_key. In a transaction of its own: it '
-    'notifies.';
+    'p_key_space: 2 for a key of two integers, with the first in the high half of p_key. p_key_name: for the '
+    'record. In a transaction of its own: it notifies.';
 
   CREATE OR REPLACE FUNCTION pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])
   RETURNS TABLE (n bigint, evicted_by text, reason text, ms bigint)
@@ -354,17 +357,18 @@ BEGIN
     'pgxlock, internal: which of these holds were evicted, by whom, why and how many milliseconds ago.';
 
   CREATE OR REPLACE FUNCTION pgxlock_record_eviction(p_kind integer, p_name text, p_holder text, p_token bigint,
-    p_reason text)
+    p_reason text, p_key_name text)
   RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
     PERFORM pgxlock_require(octet_length(p_reason) BETWEEN 1 AND 1000,
                             'p_reason must have 1 to 1000 bytes: the holder and later readers want to know why');
-    INSERT INTO pgxlock_evictions AS e (kind, name, holder, token, evicted_at, evicted_by, reason)
+    INSERT INTO pgxlock_evictions AS e (kind, name, holder, token, evicted_at, evicted_by, reason, key_name)
     VALUES (p_kind, p_name, p_holder, p_token, clock_timestamp(),
-            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason)
+            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason, p_key_name)
     ON CONFLICT ON CONSTRAINT pgxlock_evictions_pkey
-    DO UPDATE SET evicted_at = excluded.evicted_at, evicted_by = excluded.evicted_by, reason = excluded.reason;
+    DO UPDATE SET evicted_at = excluded.evicted_at, evicted_by = excluded.evicted_by, reason = excluded.reason,
+                  key_name = excluded.key_name;
     IF pg_try_advisory_xact_lock(pgxlock_key('evictions', '')) THEN          -- one cleaner is enough
       WITH old AS MATERIALIZED (
         SELECT e.kind, e.name, e.holder, e.token FROM pgxlock_evictions e
@@ -375,7 +379,7 @@ BEGIN
        WHERE e.kind = o.kind AND e.name = o.name AND e.holder = o.holder AND e.token = o.token;
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text) IS 'pgxlock, internal: records an eviction.';
+  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text, text) IS 'pgxlock, internal: records an eviction.';
 
   --------------------------------------------------------------- step down --
   -- Requests to leaders to step down. They are stored, because a notification reaches only sessions
@@ -404,38 +408,41 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   BEGIN
     PERFORM pgxlock_require(char_length(p_lock_name::text) BETWEEN 1 AND 255, 'p_lock_name must have 1 to 255 characters');
-    RETURN pgxlock_ask_to_step_down(0, p_lock_name::text, session_user::text, p_reason) > 0::bigint;
+    RETURN pg_catalog.cardinality(pgxlock_ask_to_step_down(0, p_lock_name::text, session_user::text, p_reason)) > 0;
   END $$;
   COMMENT ON FUNCTION ask_to_step_down(varchar, text) IS
-    'Asks the leader that holds this lease to step down, if its program uses Locker.Lead; true if the lease is held. A '
-    'leader that listens is notified at once, others notice within seconds. In a transaction of its own: it notifies.';
+    'Asks the leader that holds this lease to step down, if its program uses Locker.Lead; true if the lease is held, and '
+    'not shared. A leader that listens is notified at once, others notice within seconds. In a transaction of its own: it notifies.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_ask_to_step_down(p_kind integer, p_name text, p_by text, p_reason text) RETURNS bigint
+  CREATE OR REPLACE FUNCTION pgxlock_ask_to_step_down(p_kind integer, p_name text, p_by text, p_reason text) RETURNS text[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
   DECLARE
-    v_count bigint;
+    v_asked text[];
   BEGIN
     PERFORM pgxlock_require(p_kind BETWEEN 0 AND 2 AND char_length(p_name) BETWEEN 1 AND 255,
                             'a lock has a kind, 0 to 2, and a name of 1 to 255 characters');
     PERFORM pgxlock_require(octet_length(p_by) <= 1000 AND octet_length(p_reason) <= 1000,
                             'p_reason must not be NULL, nor have more than 1000 bytes');
     PERFORM pgxlock_check_primary('cannot ask a leader on a standby server');
+    v_asked := ARRAY(
+      SELECT h.holder
+        FROM (SELECT l.holder_id::text AS holder FROM distributed_locks l
+               WHERE p_kind = 0 AND l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp()
+                 AND l.holder_id::text <> '*shared' COLLATE "C"            -- leaders share nothing
+              UNION
+              SELECT 'advisory:' || l.pid::text || ':' || p_kind::text || ':' || p_name
+                FROM pg_locks l
+               WHERE p_kind <> 0 AND l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL
+                 AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                 AND l.objsubid::integer = p_kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = p_name COLLATE "C") h
+       ORDER BY h.holder);
     INSERT INTO pgxlock_step_down AS s (kind, name, holder, asked_at, asked_by, reason)
-    SELECT p_kind, p_name, h.holder, clock_timestamp(),
+    SELECT p_kind, p_name, a.holder, clock_timestamp(),
            session_user::text || CASE WHEN p_by = session_user::text THEN '' ELSE ' (' || p_by || ')' END, p_reason
-      FROM (SELECT l.holder_id::text AS holder FROM distributed_locks l
-             WHERE p_kind = 0 AND l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp()
-            UNION
-            SELECT 'advisory:' || l.pid::text || ':' || p_kind::text || ':' || p_name
-              FROM pg_locks l
-             WHERE p_kind <> 0 AND l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL
-               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-               AND l.objsubid::integer = p_kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = p_name COLLATE "C") h
-     ORDER BY h.holder
+      FROM unnest(v_asked) a (holder)
     ON CONFLICT ON CONSTRAINT pgxlock_step_down_pkey
     DO UPDATE SET asked_at = excluded.asked_at, asked_by = excluded.asked_by, reason = excluded.reason;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count > 0::bigint THEN
+    IF pg_catalog.cardinality(v_asked) > 0 THEN
       PERFORM pg_notify('pgxlock_step_down', '1:');
     END IF;
     -- Last, so that this transaction waits for no other one while it has rows of others locked.
@@ -445,10 +452,10 @@ BEGIN
          FOR UPDATE SKIP LOCKED
     )
     DELETE FROM pgxlock_step_down s USING old o WHERE s.kind = o.kind AND s.name = o.name AND s.holder = o.holder;
-    RETURN v_count;
+    RETURN v_asked;
   END $$;
   COMMENT ON FUNCTION pgxlock_ask_to_step_down(integer, text, text, text) IS
-    'pgxlock, internal: asks all holders of a lock to step down; returns how many. Kind 0 is a lease; an advisory key is '
+    'pgxlock, internal: asks all holders of a lock to step down; returns them. Kind 0 is a lease; an advisory key is '
     'as in pgxlock_waiters.';
 
   CREATE OR REPLACE FUNCTION pgxlock_step_downs(p_kinds integer[], p_names text[], p_holders text[])
@@ -808,7 +815,7 @@ BEGIN
           "pgxlock_list_names()", "pgxlock_list_tokens()", "pgxlock_list_tickets()"}'::text[]),
         ('{administration}'::text[], '{"purge_claims(interval, integer)", "repair_lock_tokens()",
           "forget_run(text, timestamptz)", "evict_lock(varchar, varchar, bigint, text)",
-          "evict_advisory_lock(integer, bigint, text, integer)", "reset_lock_state(text, text)"}'::text[]),
+          "evict_advisory_lock(integer, bigint, text, integer, text)", "reset_lock_state(text, text)"}'::text[]),
         ('{}'::text[], '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)"}'::text[]))
           k (kinds, signatures),
         pg_catalog.unnest(k.signatures) f (signature)

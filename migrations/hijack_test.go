@@ -284,7 +284,7 @@ func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
 		{"ask_to_step_down('" + name + "#1'::varchar, 'why'::text)", "true"},
 		{"ask_to_step_down('" + name + "'::varchar)", "false"},
 		{"ask_to_step_down(null::varchar)", pgerrcode.InvalidParameterValue},
-		{"pgxlock_ask_to_step_down(1, '7'::text, 'me'::text, ''::text)", "0"},
+		{"pgxlock_ask_to_step_down(1, '7'::text, 'me'::text, ''::text)", "{}"},
 		{asked("x") + " is null", "true"},
 		{asked("h"), "1:why"},
 		{"release_lock('" + name + "#1'::varchar, 'h'::varchar)", "true"},
@@ -325,9 +325,9 @@ func callsOfEvictions(t *testing.T, conn *pgx.Conn) {
 		{"acquire_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
 		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
 		{"pg_catalog.pg_try_advisory_lock(7::bigint)", "true"},
-		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 1)", "true"},
-		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 2)", "false"},
-		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 3)", pgerrcode.InvalidParameterValue},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 1, 'k'::text)", "true"},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 2, 'k'::text)", "false"},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 3, 'k'::text)", pgerrcode.InvalidParameterValue},
 		{"pg_catalog.pg_advisory_unlock(7::bigint)", "true"},
 		{"pgxlock_publish_names('{a,b,a}'::text[]) is null", "false"},
 		{"pgxlock_publish_names('{\"\"}'::text[])", pgerrcode.InvalidParameterValue},
@@ -598,7 +598,7 @@ func TestSoakObjectsOfARoleThatMayCreateInTheSchemaDoNotRun(t *testing.T) {
 		create temp table pgxlock_waiters (kind integer, name text, ticket bigint); create temp sequence pgxlock_tickets;
 		create temp table pgxlock_step_down (kind integer, name text, holder text); create temp table pgxlock_semaphores (name text, permits integer);
 		create temp table pgxlock_limits (limit_key text, tat bigint); create temp table pgxlock_names (key_id bigint, name text, held_at timestamptz);
-		create temp table pgxlock_evictions (kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text);
+		create temp table pgxlock_evictions (kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text, key_name text);
 		create temp table pgxlock_runs (run_key varchar, slot timestamptz, state text, holder text, lease text, keep_until timestamptz);
 		create temp table pgxlock_claims (claim_key varchar, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8)`)
 	must(t, err)

@@ -29,7 +29,7 @@ const (
 	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
 	limitColumns     = "limit_key text primary key, tat bigint"
 	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], role text, primary key (kind, name, ticket)"
-	evictionColumns  = "kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text, primary key (kind, name, holder, token)"
+	evictionColumns  = "kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text, key_name text, primary key (kind, name, holder, token)"
 	nameColumns      = "key_id bigint primary key, name text, held_at timestamptz"
 	stepDownColumns  = "kind integer, name text, holder text, asked_at timestamptz, asked_by text, reason text, primary key (kind, name, holder)"
 	semaphoreColumns = "name text, permits integer, used_at timestamptz, used_by text, primary key (name, permits)"

@@ -35,6 +35,10 @@ const (
 	// askEvery is how often it asks the session, and checks whether it has.
 	askEvery = 250 * time.Millisecond
 
+	// lastWord is how long Terminate waits for a session to release what it ends, so that the
+	// holders in a Locker learn who ended it, and why.
+	lastWord = time.Second
+
 	// reapStep is how many leases, and how many shares, one transaction removes at most.
 	reapStep = 1000
 )
@@ -118,7 +122,7 @@ func (m *Monitor) evictAdvisory(ctx context.Context, key string, shared bool, pi
 		if m.internal(key) {
 			return fmt.Errorf("%w (%s); evict the holder of the lock that it guards, or end the session with Monitor.Terminate", ErrInternalLock, lockkey.Identify(key).OwnLabel(shared))
 		}
-		evicted, err = in.evictSession(ctx, key, pid, reason)
+		evicted, err = in.evictSession(ctx, key, pid, reason, evictPatience)
 		return err
 	})
 	return evicted && err == nil, err
@@ -129,13 +133,18 @@ func (m *Monitor) internal(key string) bool {
 	return lockkey.IsNumber(key) && lockkey.Identify(key).IsOwn() && !slices.Contains(m.cfg.Names, key)
 }
 
-// evictSession asks until the session no longer holds the lock.
-func (in *inspection) evictSession(ctx context.Context, key string, pid int32, reason string) (asked bool, err error) {
+// evictSession asks until the session no longer holds the lock, at least once.
+func (in *inspection) evictSession(ctx context.Context, key string, pid int32, reason string, patience time.Duration) (asked bool, err error) {
 	id := lockkey.Identify(key)
-	patient, cancel := context.WithTimeout(ctx, evictPatience)
+	var name *string // for the record, where Lockers forget it
+	if !lockkey.IsNumber(key) {
+		text, _ := lockkey.Split(key)
+		name = &text
+	}
+	patient, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, reason, id.Space())
+		holds, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, reason, id.Space(), name)
 		switch {
 		case err != nil:
 			return false, err
@@ -183,8 +192,9 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 }
 
 // Terminate ends a session that [Monitor.Session] returned. All advisory locks that it
-// holds become free, including any acquired since, and their holders notice as after a
-// broken connection. It is the last resort after [Monitor.Evict] returned [ErrStillHeld].
+// holds become free, including any acquired since. Before that the session has a second to
+// release what Session returned, as for [Monitor.Evict]; holders in a Locker that does not
+// answer notice as after a broken connection. It is the last resort after [ErrStillHeld].
 // It reports whether it ended the session; a later session with the same process id is left
 // alone. Where the migrations are installed it records for each lock who did this, when,
 // and why. The reason has 1 to 900 bytes, as for Evict.
@@ -214,13 +224,14 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 			return err
 		}
 		if in.schema != "" {
-			for _, h := range session.Holders {
-				key := h.LockKey()
-				if m.internal(key) {
-					continue // no caller's hold
+			held := slices.DeleteFunc(slices.Clone(session.Holders), func(h pgxlock.Holder) bool { return m.internal(h.LockKey()) }) // no caller's
+			for i, h := range held {
+				patience := time.Duration(0)
+				if i == len(held)-1 { // a Locker that answers releases all of them at once
+					patience = lastWord
 				}
-				id := lockkey.Identify(key)
-				if _, err := call[bool](ctx, in, statements.EvictAdvisory, session.PID, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
+				terminated, err = in.evictSession(ctx, h.LockKey(), session.PID, "the session was ended: "+reason, patience) // a session that has released all may end
+				if err != nil && !errors.Is(err, ErrStillHeld) {
 					return err
 				}
 			}
@@ -238,10 +249,9 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 				return nil
 			}
 		}
-		terminated = false
 		return fmt.Errorf("process %d was asked to end, but is still running", session.PID)
 	})
-	return terminated, err
+	return terminated && err == nil, err
 }
 
 // maxReason is the longest reason, in bytes. It leaves room for the words that Terminate

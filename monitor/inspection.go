@@ -298,9 +298,12 @@ func (in *inspection) evictions(ctx context.Context, holders []*pgxlock.Holder) 
 	var at hold
 	var by, why string
 	err := in.read(ctx, statements.MonitorEvictions, []any{&at.kind, &at.name, &at.holder, &at.token, &by, &why}, func() {
-		for _, at := range []hold{{at.kind, at.name, at.holder, 0}, {at.kind, at.name, "", at.token}} {
-			for _, h := range found[at] {
+		for _, of := range []hold{{at.kind, at.name, at.holder, 0}, {at.kind, at.name, "", at.token}} {
+			for _, h := range found[of] {
 				h.EvictedBy, h.EvictionReason = by, why
+				if h.ID == evictedHolder {
+					h.ID = at.holder
+				}
 			}
 		}
 	})

@@ -61,7 +61,7 @@ type Record struct {
 	Holder   string // the Owner of the Runner that started it last, and an id of the attempt
 	Retry    bool   // its process may start it again if it fails or dies
 	Schedule Schedule
-	Started  time.Time // when the last attempt began
+	Started  time.Time // when the last attempt began; zero: it was skipped
 	Finished time.Time // zero: it has not
 	Error    string    // of a failed run
 }
@@ -123,6 +123,9 @@ func list(ctx context.Context, pool *pgxpool.Pool, cfg ListConfig) (records []Re
 			var period, offset float64
 			var finished *time.Time
 			err = row.Scan(&r.Key, &r.Slot, &r.State, &r.Attempts, &r.Holder, &r.Retry, &r.Started, &finished, &r.Error, &period, &offset, &r.Schedule.Location)
+			if r.State == StateSkipped {
+				r.Started = time.Time{} // not when that was decided
+			}
 			r.Schedule.Period, r.Schedule.Offset = ofSeconds(period), ofSeconds(offset)
 			if finished != nil {
 				r.Finished = *finished

@@ -10,11 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/monitor"
@@ -48,8 +46,9 @@ evicted it and why. On a terminal evict asks first; elsewhere it needs --yes.
 The holder of a lease, a permit or a share notices at its next renewal; what it fences
 is refused at once. An advisory lock can be released by its session alone: evict asks
 the session, and a Locker's session releases the lock. If it has not done so after 5 s,
-evict exits with 75: then --terminate ends the session without asking it, and releases
-all that it holds, which evict lists first.
+evict exits with 75: then --terminate ends the session, and releases all that it holds,
+which evict lists first. A holder in a Locker that does not answer within a second then
+learns only that its session has ended; pgxlock evictions says why.
 
 An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lock of that
 name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
@@ -75,7 +74,7 @@ lease that expired, or if the answer was no.`,
 	e.monitoring.addFlags(cmd)
 	flags.StringVar(&e.reason, "reason", "", "`why`, for the holder and for the record")
 	e.kind.addFlag(cmd, "lease or advisory: evict only that (default: whichever is held)")
-	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`")
+	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`, which may be shortened as by ls: web-1:…KPN")
 	flags.Int64Var(&e.token, "token", 0, "only the acquisition with this `token`")
 	flags.Int32Var(&e.pid, "pid", 0, "only the session of this server `process`")
 	flags.BoolVar(&e.yes, "yes", false, "do not ask")
@@ -109,7 +108,7 @@ func (e *eviction) check(cmd *cobra.Command) error {
 }
 
 func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
-	h, err := e.find(cmd.Context(), cmd.Flags(), locks)
+	h, err := e.find(cmd, locks)
 	if err != nil {
 		return err
 	}
@@ -134,8 +133,9 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 	return err
 }
 
-// find returns the one holder that is meant.
-func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monitor.Monitor) (pgxlock.Holder, error) {
+// find returns the one holder that is meant. If it is not known which, it lists all of them.
+func (e *eviction) find(cmd *cobra.Command, locks *monitor.Monitor) (pgxlock.Holder, error) {
+	ctx, flags := cmd.Context(), cmd.Flags()
 	kinds := []pgxlock.Kind{pgxlock.KindAdvisory, pgxlock.KindLease}
 	switch {
 	case e.terminate:
@@ -166,8 +166,9 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	found = slices.CompactFunc(found, func(a, b pgxlock.Holder) bool { // a session may have it in both modes
 		return a.PID != 0 && a.PID == b.PID && a.Raw == b.Raw
 	})
+	whole := slices.ContainsFunc(found, func(h pgxlock.Holder) bool { return h.ID == e.holder })
 	for _, h := range found {
-		if (!flags.Changed("holder") || h.ID == e.holder) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
+		if (!flags.Changed("holder") || h.ID == e.holder || !whole && shortens(e.holder, h.ID)) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
 			chosen = append(chosen, h)
 		}
 	}
@@ -175,9 +176,13 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders%s: %s", shown(e.key), telling(chosen), some(chosen, 10, "; ", described))}
+		by := e.list(cmd, chosen)
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders%s", shown(e.key), after("; choose one with ", strings.Join(by, " or ")))}
+	case len(found) == 1:
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.key), errNotEvicted, described(found[0]))
 	case len(found) > 0:
-		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.key), errNotEvicted, some(found, 10, "; ", described))
+		e.list(cmd, found)
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w", shown(e.key), errNotEvicted)
 	}
 	as, remedy := "", "pgxlock watch shows who holds what"
 	switch {
@@ -191,27 +196,54 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s%s; %w; %s", shown(e.key), as, errNotEvicted, remedy)
 }
 
-// telling says by what to choose one of several holders.
-func telling(holders []pgxlock.Holder) string {
-	var by []string
-	for _, property := range []struct {
-		name string
-		of   func(pgxlock.Holder) any
-	}{
-		{"its key", func(h pgxlock.Holder) any { return h.Key }},
-		{"--kind", func(h pgxlock.Holder) any { return h.Kind }},
-		{"--holder", func(h pgxlock.Holder) any { return h.ID }},
-		{"--pid", func(h pgxlock.Holder) any { return h.PID }},
-		{"--token", func(h pgxlock.Holder) any { return h.Token }},
-	} {
-		if slices.ContainsFunc(holders, func(h pgxlock.Holder) bool { return property.of(h) != property.of(holders[0]) }) {
-			by = append(by, property.name)
+// shortens reports whether a text is a holder id with … for a part of it, as a narrow table shows it. A plain beginning
+// is not enough: the holder pod-1 may be gone, and pod-10 there.
+func shortens(text, id string) bool {
+	begin, end, cut := strings.Cut(text, "…")
+	rest, begins := strings.CutPrefix(printable(id), begin)
+	return cut && begins && strings.HasSuffix(rest, end)
+}
+
+// choices are what chooses one of several holders.
+var choices = []struct {
+	by string
+	of func(pgxlock.Holder) any
+}{
+	{"its key", func(h pgxlock.Holder) any { return h.Key }},
+	{"--kind", func(h pgxlock.Holder) any { return h.Kind }},
+	{"--holder", func(h pgxlock.Holder) any { return h.ID }},
+	{"--pid", func(h pgxlock.Holder) any { return h.PID }},
+	{"--token", func(h pgxlock.Holder) any { return h.Token }},
+}
+
+// list prints holders, each with what chooses it, and returns by what that is.
+func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []string) {
+	const most = 20
+	lines := make([]string, len(holders))
+	for _, c := range choices {
+		if !slices.ContainsFunc(holders, func(h pgxlock.Holder) bool { return c.of(h) != c.of(holders[0]) }) {
+			continue
+		}
+		by = append(by, c.by)
+		for i, h := range holders {
+			if value := fmt.Sprint(c.of(h)); value != "0" { // a lease has no process
+				lines[i] += strings.TrimPrefix(c.by, "its key") + " " + shellQuote(printable(value)) + " "
+			}
 		}
 	}
-	if len(by) == 0 { // one session has the key's number by a name, and as a number
-		return ""
+	cmd.PrintErrf("pgxlock: the holders of %s:\n", shown(e.key))
+	for i, h := range holders[:min(most, len(holders))] {
+		if len(by) == 0 { // one session has the key's number by a name, and as a number
+			lines[i] = described(h)
+		} else {
+			lines[i] += after(" since ", timestamp(h.Since))
+		}
+		cmd.PrintErrln("  " + strings.TrimSpace(lines[i]))
 	}
-	return "; choose one with " + strings.Join(by, " or ")
+	if more := len(holders) - most; more > 0 {
+		cmd.PrintErrf("  and %d more, see pgxlock ls\n", more)
+	}
+	return by
 }
 
 // permitsOf returns who holds permits of a semaphore.
@@ -292,8 +324,5 @@ func described(h pgxlock.Holder) string {
 	if h.Kind == pgxlock.KindAdvisory {
 		text += fmt.Sprintf(", process %d", h.PID)
 	}
-	if !h.Since.IsZero() {
-		text += ", since " + h.Since.Local().Format(time.RFC3339)
-	}
-	return text
+	return text + after(", since ", timestamp(h.Since))
 }

@@ -30,9 +30,9 @@ func newEvictions() *cobra.Command {
 		Use:   "evictions",
 		Short: "List who evicted whom, and why",
 		Long: `List the recorded evictions, the newest first: when, which lock, from which holder, by
-whom and why. The last 1000 are kept. An advisory lock is recorded by its number, and by
-its process as the holder: --name shows its key. The record says that its session was
-asked or ended; evict reports whether the lock was released.`,
+whom and why. The last 1000 are kept. Of an advisory lock the holder is its process, and
+the key its number unless evict knew it: --name shows it. The record says that its
+session was asked or ended; evict reports whether the lock was released.`,
 		Example: `  pgxlock evictions --limit 10
   pgxlock evictions --since 24h -o json | jq -r '.[].eviction_reason'`,
 		Args: noArguments,

@@ -48,8 +48,10 @@ The command's environment, signals and process group are those of pgxlock run; a
 PGXLOCK_TOKEN for each term. SIGTERM, SIGINT and SIGQUIT are passed on, and end lead when
 the command has ended; while it is a candidate, at once.
 
---health-file is there exactly while this process leads, with {"key", "holder", "token"}.
---health-addr answers HTTP requests with 200 while it leads, and with 503 otherwise.`,
+Standard error says whom lead waits for, when it begins to lead, and when and why it no
+longer does. --health-file is there exactly while this process leads, with {"key",
+"holder", "token"}. --health-addr answers HTTP requests with 200 while it leads, and with
+503 otherwise.`,
 		Example: `  pgxlock lead scheduler -- ./scheduler
   pgxlock lead scheduler --ttl 10 --health-addr ` + exampleHealthAddr + ` -- ./scheduler
   pgxlock lead vip --health-file leader.json --metadata 10.0.0.7 -- ./announce-address`,
@@ -127,8 +129,10 @@ func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile,
 		stop()
 		result = file.show(term)
 		if result == nil {
+			l.say("leads for %s with token %d, as %s", shown(l.key), term.Token(), printable(term.Holder()))
 			result = under(tenure{lock: term, work: work, env: lockEnvironment(term), health: file})
 			file.remove()
+			l.say("no longer leads for %s%s", shown(l.key), endOfTerm(result))
 		}
 		told, again := errors.AsType[endedCommand](result)
 		switch {
@@ -146,6 +150,17 @@ func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile,
 		return result
 	}
 	return err
+}
+
+// endOfTerm says why a term ended and what comes next, as far as nothing else says it.
+func endOfTerm(result error) string {
+	if told, ok := errors.AsType[endedCommand](result); ok && told.signal == 0 {
+		return "; a candidate again"
+	}
+	if end, ok := errors.AsType[commandEnd](result); ok || result == nil {
+		return ": " + end.how()
+	}
+	return ""
 }
 
 // listen answers requests.

@@ -80,6 +80,7 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 			b := startLead(t, db, trapping(obedient), flags...)
 			untilWaits(t, db, "k")
 			b.leads(t, "a candidate", false)
+			b.reports(t, `waiting for "k", held by `)
 
 			db.Exec(t, lose)
 			a.says(t, "told")
@@ -89,7 +90,7 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 
 			untilWaits(t, db, "k")
 			execute(t, nil, "step-down", "--database-url", db.URL, "--reason", "the deploy", "k").
-				want(t, exitOK, `asked the holder of "k" to step down`, "")
+				want(t, exitOK, `asked the holder of "k" to step down: `, "")
 			b.says(t, "told")
 			b.leads(t, "after it was asked to step down", false)
 			a.says(t, "ready")
@@ -100,10 +101,15 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 
 			_ = a.stdin.Close() // its command ends by itself
 			a.ends(t, exitOK)
+			a.reports(t, `no longer leads for "k"; a candidate again`)
+			a.reports(t, `no longer leads for "k": the command exited with 0`)
 			b.says(t, "ready")
 			b.signal(t, syscall.SIGTERM)
 			b.says(t, "told")
 			b.ends(t, exitOK)
+			if text := b.stderr.String(); strings.Count(text, `pgxlock: leads for "k" with token `) != 2 || strings.Count(text, `pgxlock: no longer leads for "k"`) != 2 {
+				t.Errorf("of two terms it said %q", text)
+			}
 			for _, c := range []*candidate{a, b} {
 				if _, err := os.Stat(c.file); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("a health file is left: %v", err)
@@ -249,7 +255,7 @@ func TestHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T)
 		}
 	}
 	refuses(l.file, "is that of another leader; give each its own")
-	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, "")
+	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, `leads for "other"`)
 	if _, err := os.Stat(stale); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is left: %v", err)
 	}
@@ -267,13 +273,15 @@ func TestStepDownExitsWith1IfNobodyLeads(t *testing.T) {
 	on("it's\x1b[31m").want(t, exitNoLeader, "", `pgxlock: nobody leads for "it's\x1b[31m"; pgxlock watch shows who holds what`)
 	on("#42").want(t, exitNoLeader, "", `nobody leads for "#42"`)
 	conn := db.Connect(t)
-	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42), acquire_lock('k', 'somebody', 3600)"); err != nil {
+	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42), pg_advisory_lock(advisory_lock_key_in('x', 'y')), acquire_lock('k', 'somebody', 3600), acquire_lock('@x/z', 'named', 3600)"); err != nil {
 		t.Fatal(err)
 	}
-	on("#42").want(t, exitOK, `asked the holder of "#42" to step down`, "")
+	on("#42").want(t, exitOK, fmt.Sprintf(`asked the holder of "#42" to step down: process %d (only a leader does, pgxlock run does not)`, conn.PgConn().PID()), "")
+	on("@x/y").want(t, exitOK, fmt.Sprint("process ", conn.PgConn().PID()), "")
+	on("@x/z").want(t, exitOK, "step down: named (", "")
 	on("#42", "--kind", "lease").want(t, exitNoLeader, "", "nobody leads")
 	on("k", "--kind", "advisory").want(t, exitNoLeader, "", "nobody leads")
-	on("k", "--kind", "lease").want(t, exitOK, "asked", "")
+	on("k", "--kind", "lease").want(t, exitOK, `asked the holder of "k" to step down: somebody (`, "")
 	on("k", "--reason", strings.Repeat("x", 1001)).want(t, exitUsage, "", "--reason must not be NULL, nor have more than 1000 bytes")
 	on(strings.Repeat("k", 256)).want(t, exitUsage, "", "the key has 256 characters")
 	execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "step-down", "k").want(t, exitUnavailable, "", "connection refused")

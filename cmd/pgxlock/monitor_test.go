@@ -37,7 +37,7 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
 	execute(t, env, "tree", "-o", "json").want(t, exitOK, "[]\n", "")
 
-	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock(advisory_lock_key('k'))")
+	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock_shared(advisory_lock_key('k'))")
 	second, waiter := session(t, db, "set application_name = 'second'; select pg_advisory_lock(8)")
 	third, last := session(t, db, "set application_name = E'th\\x1bird'")
 	var waiting sync.WaitGroup
@@ -64,7 +64,7 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 		t.Fatalf("want four lines:\n%s", r.stdout)
 	}
 	for i, want := range []string{
-		fmt.Sprintf("k (advisory) held by first:%d", holder),
+		fmt.Sprintf("k (advisory) held by first:%d (shared)", holder),
 		fmt.Sprintf("  second:%d waits for ", waiter),
 		fmt.Sprintf("    #8 (advisory) held by second:%d", waiter),
 		fmt.Sprintf(`      th?ird:%d waits for `, last), // the server keeps ASCII that is printed
@@ -158,11 +158,17 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
-	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind or --holder or --pid or --token: advisory lock "k" from`)
-	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
+	several.want(t, exitUsage, "", `pgxlock: "k" has several holders; choose one with --kind or --holder or --pid or --token`)
+	if !strings.Contains(several.stderr, fmt.Sprintf("\n  --kind lease --holder '%s' --token %d  since 20", lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 4 {
 		t.Errorf("%s", several.stderr)
 	}
-	evicted(t, env, "report", "--yes").want(t, exitUsage, "", `"report" has several holders; choose one with --holder: shared lease "report" from`) // shares have one token
+	shares := evicted(t, env, "report", "--yes")
+	shares.want(t, exitUsage, "", `"report" has several holders; choose one with --holder`) // shares have one token
+	if !strings.HasPrefix(shares.stderr, "pgxlock: the holders of \"report\":\n  --holder '") || !strings.Contains(shares.stderr, "\n  --holder '"+unharmed.Holder()+"'  since 20") {
+		t.Errorf("%s", shares.stderr)
+	}
+	evicted(t, env, "report", "--yes", "--holder", share.Holder()[:2]+"…").want(t, exitUsage, "", "several holders; choose one with --holder")
+	evicted(t, env, "report", "--yes", "--holder", share.Holder()[:len(share.Holder())-3]).want(t, exitNotEvicted, "", "that holder does not hold")
 	evicted(t, env, "report", "--yes", "--kind", "advisory").want(t, exitNotEvicted, "", `nobody holds "report" as an advisory lock; nothing was evicted`)
 	for _, test := range []struct {
 		lock *pgxlock.Lock
@@ -170,7 +176,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 		says string
 	}{
 		{lease, []string{"k", "--kind", "lease"}, `evicted: lease "k" from ` + lease.Holder()},
-		{share, []string{"report", "--holder", share.Holder(), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from`},
+		{share, []string{"report", "--holder", middle(share.Holder(), len(share.Holder())-3), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from ` + share.Holder()}, // as ls shows it
 		{permit, []string{permit.Key()}, "evicted: lease"},
 		{another, []string{"mails"}, `evicted: lease "mails#1" from ` + another.Holder()}, // of its semaphore
 		{named, []string{"k"}, "evicted: "},
@@ -204,10 +210,10 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 		stdout, says string
 	}{
 		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
-		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key or --holder or --token: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key or --holder or --token`},
 		{[]string{"jobs", "--kind", "advisory"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
-		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that holder does not hold "jobs"; nothing was evicted; held: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", "  'jobs#1' --holder 'pod-1' --token "},
 		{[]string{"jobs", "--holder", "no permit"}, exitNotEvicted, "", "that holder does not hold"},
 		{[]string{"jobs", "--holder", "pod-3"}, exitOK, `evicted: lease "jobs#3" from pod-3`, ""},
 		{[]string{"jobs", "--kind", "lease"}, exitOK, `evicted: lease "jobs#1" from pod-1`, ""}, // the only one that is left

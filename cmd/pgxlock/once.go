@@ -205,8 +205,8 @@ func recorded(result error) error {
 	if _, told := errors.AsType[endedCommand](result); told {
 		return errors.New("the command was ended, because the lease was lost or could not be renewed")
 	}
-	if ended, ok := errors.AsType[outcome](result); ok {
-		return fmt.Errorf("the command exited with %d", ended.code)
+	if end, ok := errors.AsType[commandEnd](result); ok {
+		return errors.New(end.how())
 	}
 	return result
 }

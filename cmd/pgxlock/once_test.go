@@ -152,12 +152,15 @@ func TestOncePassesSignalsOn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
+	onceOn(t, db, "kill -KILL $$").want(t, exitSignal+int(syscall.SIGKILL), "", "")
+	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", "has failed: the command was ended by signal: killed;")
+	db.Exec(t, "delete from pgxlock_runs")
 	r := startCommand(t, "once", db.URL, trapping("trap 'echo told; exit 3' TERM"), "--every", long, "k")
 	r.says(t, "ready")
 	r.signal(t, syscall.SIGTERM)
 	r.says(t, "told")
 	r.ends(t, 3)
-	if got, want := runsOf(t, db), "k failed 1 the command exited with 3"; got != want {
+	if got, want := runsOf(t, db), "k failed 1 the command exited with 3, after pgxlock passed on signal: terminated"; got != want {
 		t.Errorf("recorded: %q, want %q", got, want)
 	}
 }

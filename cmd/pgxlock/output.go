@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -101,6 +102,14 @@ func colors(cmd *cobra.Command) palette {
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
 func printable(s string) string { return oneline.Text(s) }
+
+// timestamp writes a time; "" if it is not known.
+func timestamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Local().Format(time.RFC3339)
+}
 
 // shellQuote makes a word for a shell of a text that is shown as part of a
 // command.

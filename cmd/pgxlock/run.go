@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // The command run reads its flags and waits for the lock here. The files run_*.go start, watch
@@ -315,6 +316,27 @@ func lockEnvironment(lock *pgxlock.Lock) []string {
 	return []string{"PGXLOCK_KEY=" + lock.Key(), "PGXLOCK_HOLDER=" + lock.Holder(), fmt.Sprint("PGXLOCK_TOKEN=", lock.Token())}
 }
 
+// commandEnd is how a command ended, of which its user learns by the exit code alone.
+type commandEnd struct {
+	code   int            // that a shell would make of it
+	by     syscall.Signal // ended it; 0: none did
+	passed syscall.Signal // had been passed on to it; 0: none
+}
+
+func (commandEnd) Error() string { return "" }
+
+// how says it in a record, or in a log.
+func (c commandEnd) how() string {
+	text := fmt.Sprintf("the command exited with %d", c.code)
+	if c.by != 0 {
+		text = "the command was ended by signal: " + c.by.String()
+	}
+	if c.passed != 0 {
+		text += fmt.Sprintf(", after pgxlock passed on signal: %s", c.passed)
+	}
+	return text
+}
+
 // endedCommand is the error of a command that was told to end, which was said: its lock was
 // lost, or its leader was asked to step down.
 type endedCommand struct {
@@ -323,10 +345,19 @@ type endedCommand struct {
 
 func (endedCommand) Error() string { return "" }
 
-// acquire waits for the lock. With --wait it also waits for a server that cannot be reached, which
-// may just be starting: the attempts to connect pace themselves.
+// acquire waits for the lock, and says so.
 func (e *task) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
-	defer e.announcing(ctx, from)()
+	began, stop := time.Now(), e.announcing(ctx, from)
+	lock, err := e.wait(ctx, from)
+	if stop() && err == nil {
+		e.say("acquired %s after %s", shown(lock.Key()), readable.Duration(time.Since(began)))
+	}
+	return lock, err
+}
+
+// wait waits for the lock. With --wait it also waits for a server that cannot be reached, which
+// may just be starting: the attempts to connect pace themselves.
+func (e *task) wait(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
 	opts := e.options()
 	if e.waiting.noWait {
 		opts = append(opts, pgxlock.NoWait)
@@ -359,31 +390,33 @@ func (e *task) release(lock *pgxlock.Lock, err error) error {
 	return err
 }
 
-// announcing announces until stop is called, if somebody looks at a terminal.
-func (e *task) announcing(ctx context.Context, from *opened) (stop func()) {
-	if !e.stderrIsATerminal || e.conflict.quiet {
-		return func() {}
+// announcing announces until stop is called, which reports whether anything was said.
+func (e *task) announcing(ctx context.Context, from *opened) (stop func() bool) {
+	if e.conflict.quiet {
+		return func() bool { return false }
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
+	ended, said := make(chan struct{}), false
 	go func() {
 		defer close(ended)
-		e.announce(ctx, from)
+		said = e.announce(ctx, from)
 	}()
-	return func() {
+	return func() bool {
 		cancel()
 		<-ended
+		return said
 	}
 }
 
-// announce says for whom we wait, after a second and whenever that changes.
-func (e *task) announce(ctx context.Context, from *opened) {
+// announce says for whom we wait: after a second, and on a terminal whenever that changes. It
+// reports whether it said anything.
+func (e *task) announce(ctx context.Context, from *opened) bool {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for said := ""; ; {
 		select {
 		case <-ctx.Done():
-			return
+			return said != ""
 		case <-tick.C:
 		}
 		holders, err := from.holders(ctx, e.key)
@@ -394,17 +427,16 @@ func (e *task) announce(ctx context.Context, from *opened) {
 			e.say("waiting for %s, held by %s", shown(e.key), text)
 			said = text
 		}
+		if !e.stderrIsATerminal { // a log has enough of one line
+			return true
+		}
 	}
 }
 
 // heldBy names holders, and says since when they hold, as far as that is known.
 func heldBy(holders []pgxlock.Holder) string {
 	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
-		name := printable(h.ID)
-		if !h.Since.IsZero() {
-			name += " since " + h.Since.Local().Format(time.RFC3339)
-		}
-		return name
+		return printable(h.ID) + after(" since ", timestamp(h.Since))
 	})
 }
 

@@ -138,6 +138,12 @@ func (r *running) says(t *testing.T, want string) {
 	}
 }
 
+// reports waits for a text of pgxlock itself.
+func (r *running) reports(t *testing.T, want string) {
+	t.Helper()
+	pgtest.Until(t, "it says "+want, func() bool { return strings.Contains(r.stderr.String(), want) })
+}
+
 func (r *running) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	if err := r.cmd.Process.Signal(sig); err != nil {
@@ -438,15 +444,15 @@ func TestSignalEndsTheWait(t *testing.T) {
 	for _, sig := range signals {
 		db.Exec(t, "select acquire_lock($1, 'somebody', 3600)", sig.String())
 		r := startRun(t, db.URL, "echo ran", sig.String())
-		untilWaits(t, db, sig.String())
+		r.reports(t, fmt.Sprintf("pgxlock: waiting for %q, held by somebody since 20", sig.String()))
 		r.signal(t, syscall.SIGUSR1) // does nothing to a waiting run
 		r.signal(t, sig)
 		if line := r.line(); line != "" {
 			t.Errorf("the command ran: %q", line)
 		}
 		r.ends(t, exitSignal+int(sig))
-		if strings.Count(r.stderr.String(), "\n") != 1 {
-			t.Errorf("not one line: %q", r.stderr.String())
+		if strings.Count(r.stderr.String(), "\n") != 2 {
+			t.Errorf("not two lines: %q", r.stderr.String())
 		}
 	}
 }
@@ -485,9 +491,11 @@ func TestProcessesThatACommandLeavesAreKilledBeforeTheLockIsFree(t *testing.T) {
 	first.says(t, "alone")
 	first.says(t, "left")
 	second := startRun(t, db.URL, alone(file), "k")
+	second.reports(t, `waiting for "k", held by`)
 	first.signal(t, syscall.SIGUSR1)
 	second.says(t, "alone")
 	second.ends(t, exitOK)
+	second.reports(t, `acquired "k" after `)
 	first.ends(t, 5)
 }
 

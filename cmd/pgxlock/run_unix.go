@@ -99,18 +99,19 @@ func (e *task) supervise(t tenure, signals chan os.Signal, processes *reaper) er
 	case err != nil:
 		return err
 	}
-	if code := exitStatus(s.status); code != exitOK {
-		return outcome{code, errSilent}
+	if end := s.end(); end.code != exitOK {
+		return outcome{end.code, end}
 	}
 	return nil
 }
 
-// exitStatus is the code that a shell would make of it.
-func exitStatus(status syscall.WaitStatus) int {
-	if status.Signaled() {
-		return exitSignal + int(status.Signal())
+// end is how the command has ended.
+func (s *supervision) end() commandEnd {
+	if s.status.Signaled() {
+		by := s.status.Signal()
+		return commandEnd{exitSignal + int(by), by, s.ending}
 	}
-	return status.ExitStatus()
+	return commandEnd{code: s.status.ExitStatus(), passed: s.ending}
 }
 
 // run starts the command and returns when all of it has ended. Nothing runs before

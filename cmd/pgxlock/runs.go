@@ -185,7 +185,7 @@ type runView struct {
 	Attempts      int       `json:"attempts"`
 	Holder        string    `json:"holder"`
 	Retry         bool      `json:"retry"`
-	Started       time.Time `json:"started_at"`
+	Started       time.Time `json:"started_at,omitzero"`
 	Finished      time.Time `json:"finished_at,omitzero"`
 	Error         string    `json:"error,omitempty"`
 	PeriodSeconds float64   `json:"period_seconds,omitempty"` // of a tick there is none
@@ -210,12 +210,9 @@ var runTable = table{
 func printRuns(w io.Writer, p palette, s sheet, list []once.Record) error {
 	rows := make([][]cell, len(list))
 	for i, r := range list {
-		every, finished := "", ""
+		every := ""
 		if r.Schedule.Period > 0 {
 			every = inDays(r.Schedule.Period)
-		}
-		if !r.Finished.IsZero() {
-			finished = r.Finished.Local().Format(time.RFC3339)
 		}
 		color := map[once.State]string{once.StateRunning: green, once.StateFailed: red, once.StateAbandoned: red}[r.State]
 		rows[i] = []cell{
@@ -223,8 +220,8 @@ func printRuns(w io.Writer, p palette, s sheet, list []once.Record) error {
 			{text: slotOf(r)},
 			{text: every},
 			{text: string(r.State), color: color},
-			{text: r.Started.Local().Format(time.RFC3339)},
-			{text: finished},
+			{text: timestamp(r.Started)},
+			{text: timestamp(r.Finished)},
 			{text: strconv.Itoa(r.Attempts)},
 			{text: printable(r.Holder)},
 			{text: printable(r.Error)},

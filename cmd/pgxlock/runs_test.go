@@ -46,7 +46,11 @@ func TestOnceSaysHowTheRunStands(t *testing.T) {
 	onceOn(t, db, "echo ran", "-o", "json").want(t, exitRunFailed, `"state": "failed"`, "")
 	db.Exec(t, "delete from pgxlock_runs")
 	onceOn(t, db, "echo ran", "--first", "next").want(t, exitOK, "", `"k" begins with the next period of 3640d, by --first next`)
-	onceOn(t, db, "echo ran", "--first", "next", "-o", "json").want(t, exitOK, `"state": "skipped"`, "")
+	skipped := onceOn(t, db, "echo ran", "--first", "next", "-o", "json")
+	if skipped.want(t, exitOK, `"state": "skipped"`, ""); strings.Contains(skipped.stdout, "started_at") {
+		t.Errorf("a skipped run has started: %s", skipped.stdout)
+	}
+	execute(t, []string{"DATABASE_URL=" + db.URL}, "runs").want(t, exitOK, "skipped                           ", "") // STARTED AT and FINISHED AT are empty
 	onceOn(t, db, "echo ran", "--first", "now").want(t, exitOK, "ran\n", "")
 }
 

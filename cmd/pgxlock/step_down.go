@@ -25,10 +25,11 @@ func newStepDown() *cobra.Command {
 Locker.Lead, or pgxlock lead, which ends its command. When that has ended, the
 candidate that has waited longest leads.
 
-step-down exits with 0 when the request is delivered, and does not wait until the leader
-has followed it. A leader that listens is notified at once, one behind a pooler within
-seconds. A holder that is no leader, such as pgxlock run, ignores the request: evict it.
-If nobody holds the lock, step-down exits with 1.`,
+step-down names the holder that it has asked, exits with 0, and does not wait until that
+has followed: pgxlock watch shows it. A leader that listens is notified at once, one
+behind a pooler within seconds. The server does not know which holders lead: one that
+does not, such as pgxlock run, ignores the request; evict it. If nobody holds the lock,
+step-down exits with 1.`,
 		Example: `  pgxlock step-down scheduler
   pgxlock step-down scheduler --reason 'deploy of 2.4'`,
 		Args: oneKey,
@@ -40,18 +41,19 @@ If nobody holds the lock, step-down exits with 1.`,
 			host, _ := os.Hostname()
 			by := fmt.Sprintf("%.150s:%d", host, os.Getppid())
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-				asked := false
+				var asked []string
 				for _, name := range names {
-					var n int64
-					if err := write(ctx, pool, statements.LeaderAskToStepDown.In(schema), []any{name.Kind(), name.Text(), by, reason}, &n); err != nil {
+					var holders []string
+					if err := write(ctx, pool, statements.LeaderAskToStepDown.In(schema), []any{name.Kind(), name.Text(), by, reason}, &holders); err != nil {
 						return err
 					}
-					asked = asked || n > 0
+					asked = append(asked, holders...)
 				}
-				if !asked {
+				if len(asked) == 0 {
 					return outcome{exitNoLeader, fmt.Errorf("nobody leads for %s; pgxlock watch shows who holds what", shown(args[0]))}
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked the holder of %s to step down\n", shown(args[0]))
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked the holder of %s to step down: %s (only a leader does, pgxlock run does not)\n",
+					shown(args[0]), some(asked, 10, ", ", func(holder string) string { return printable(ofSession(holder)) }))
 				return err
 			})
 		},
@@ -62,19 +64,18 @@ If nobody holds the lock, step-down exits with 1.`,
 	return cmd
 }
 
-// named returns the locks that a key names: with #42 the advisory lock of that number, unless
-// kind says that it is a name.
+// named returns the locks that a key names, as evict takes it: #42 and @billing/k are names, and also
+// the advisory lock that they show.
 func named(text string, kind lockKind) ([]lockkey.Name, error) {
-	key := text
-	if kind != kindLease {
-		key = typed(text)
-	}
 	var names []lockkey.Name
-	if _, raw := lockkey.ParseRaw(key); kind != kindAdvisory && !raw {
-		names = append(names, lockkey.Name{Key: key})
+	if kind != kindAdvisory {
+		names = append(names, lockkey.Name{Key: text})
 	}
 	if kind != kindLease {
-		names = append(names, lockkey.Name{ID: lockkey.Identify(key)})
+		names = append(names, lockkey.Name{ID: lockkey.Identify(text)})
+		if key := typed(text); key != text {
+			names = append(names, lockkey.Name{ID: lockkey.Identify(key)})
+		}
 	}
-	return names, lockkey.CheckAdvisory(key)
+	return names, lockkey.Check(text)
 }

@@ -108,7 +108,13 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			holders = "holders that cannot be shown"
 		}
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", readable.Age(at, h.Since)) })
+			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string {
+				shared := ""
+				if h.Mode == pgxlock.Shared {
+					shared = " (shared)"
+				}
+				return printable(h.ID) + shared + after(" for ", readable.Age(at, h.Since))
+			})
 		}
 		line := fmt.Sprintf("%s (%s) held by %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {

@@ -203,21 +203,24 @@ func redrawn(text string, rows, top int, status string) (screen string, at int) 
 // frame is a snapshot as people read it. Waiters come first: a screen may have no room for all.
 func frame(p palette, shot monitor.Snapshot, missing bool, s sheet) (string, error) {
 	var b strings.Builder
-	stamp := shot.At.Local().Format(time.RFC3339)
+	at := timestamp(shot.At)
 	count := func(n int, unread error) string {
-		if unread != nil {
+		switch {
+		case unread != nil && n == 0:
+			return "?"
+		case unread != nil:
 			return fmt.Sprintf("at least %d", n)
 		}
 		return fmt.Sprint(n)
 	}
 	u := shot.Unread
-	counts := fmt.Sprintf("%s  %s held, %s waiting, %s expired", stamp, count(len(shot.Holders), cmp.Or(u.Leases, u.Advisory)),
+	counts := fmt.Sprintf("%s  %s held, %s waiting, %s expired", at, count(len(shot.Holders), cmp.Or(u.Leases, u.Advisory)),
 		count(len(shot.Waiters), cmp.Or(u.Queues, u.Advisory)), count(len(shot.Expired), u.Leases))
 	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", shot.Load.Locks, shot.Load.Room, 100*shot.Load.Notifications)
 	if shot.Load.OldestPID != 0 {
 		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", readable.Age(shot.At, shot.Load.OldestSince), shot.Load.OldestPID)
 	}
-	b.WriteString(strings.Replace(wrap(counts, s.columns), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, s.columns) + "\n")
+	b.WriteString(strings.Replace(wrap(counts, s.columns), at, p.paint(bold, at), 1) + "\n" + wrap(pressure, s.columns) + "\n")
 	if len(shot.Waiters) > 0 {
 		b.WriteString("\n")
 		if err := printWaiters(&b, p, s, shot); err != nil {

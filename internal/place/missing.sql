@@ -52,11 +52,11 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           reserve_rate/5'),
          (8, 'table', 'pgxlock_evictions pgxlock_step_down'),
          (8, 'view', 'lock_holders lock_waiters'),
-         (8, 'function', 'ask_to_step_down/2 evict_advisory_lock/4 evict_lock/4 grant_locks/2 harden_locks/0
+         (8, 'function', 'ask_to_step_down/2 evict_advisory_lock/5 evict_lock/4 grant_locks/2 harden_locks/0
                           pgxlock_apply_rights/1 pgxlock_ask_to_step_down/4 pgxlock_check_owner/0
                           pgxlock_evicted/4 pgxlock_grants/0 pgxlock_hardened/0 pgxlock_list_names/0
                           pgxlock_list_tickets/0 pgxlock_list_tokens/0 pgxlock_objects/0
-                          pgxlock_record_eviction/5 pgxlock_revoke/2 pgxlock_rights/0 pgxlock_step_downs/3
+                          pgxlock_record_eviction/6 pgxlock_revoke/2 pgxlock_rights/0 pgxlock_step_downs/3
                           reset_lock_state/2 revoke_locks/1 soften_locks/0')
        ) AS w (version, kind, names), regexp_split_to_table(w.names, '[[:space:]]+') AS o (name)
  WHERE w.version <= $2::integer AND NOT EXISTS (SELECT FROM there t WHERE t.kind = w.kind AND t.name = o.name)

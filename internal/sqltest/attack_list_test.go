@@ -80,7 +80,7 @@ var possible = map[string]func(d *database, evil, victim *process, ops *session)
 	},
 	"Ask leaders to step down": func(d *database, evil, victim *process, ops *session) {
 		victim.want("acquire_lock('lead', 'V')", "true")
-		evil.want("pgxlock_ask_to_step_down(0, 'lead', 'ops', 'why')", "1")
+		evil.want("pgxlock_ask_to_step_down(0, 'lead', 'ops', 'why')", "{V}")
 		heard := "(select asked_by = " + quote(evil.get("select session_user")+" (ops)") + " from pgxlock_step_downs('{0}', '{lead}', '{V}'))"
 		for range 2 { // and cannot take it away
 			evil.want(heard, "true")

@@ -153,7 +153,7 @@ func TestEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 	for _, call := range []string{
 		fmt.Sprintf("evict_lock(null, 'A', %d, 'why')", token), fmt.Sprintf("evict_lock('k', null, %d, 'why')", token), "evict_lock('k', 'A', null, 'why')",
 		fmt.Sprintf("evict_lock('k', 'A', %d, null)", token), fmt.Sprintf("evict_lock('k', 'A', %d, '')", token), fmt.Sprintf("evict_lock('k', 'A', %d, repeat('y', 1001))", token),
-		"evict_advisory_lock(null, 1, 'why')", "evict_advisory_lock(1, null, 'why')", "evict_advisory_lock(1, 1, 'why', 0)", "evict_advisory_lock(1, 1, 'why', null)",
+		"evict_advisory_lock(null, 1, 'why')", "evict_advisory_lock(1, null, 'why')", "evict_advisory_lock(1, 1, 'why', 0)", "evict_advisory_lock(1, 1, 'why', null)", "evict_advisory_lock(1, 1, 'why', 1, repeat('k', 256))",
 	} {
 		d.want(call, "22023")
 	}

@@ -279,6 +279,21 @@ func TestSessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
 	if found := testkit.HoldersOf(testkit.Snapshot(t, mon), "k"); found != nil {
 		t.Errorf("%+v", found)
 	}
+
+	// A Locker that answers learns why, or Terminate has waited for it.
+	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), "mine")
+	if session, err = mon.Session(t.Context(), holder(t, mon, pgxlock.RawKey(pgxlock.AdvisoryID("mine"))).PID); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if terminated, err := mon.Terminate(t.Context(), session, "in the way"); !terminated || err != nil {
+		t.Errorf("%t, %v", terminated, err)
+	}
+	took := time.Since(began)
+	<-lock.Lost()
+	if err := lock.Err(); took < time.Second && (!errors.Is(err, pgxlock.ErrEvicted) || !strings.Contains(err.Error(), "the session was ended: in the way")) {
+		t.Errorf("after %s it was told: %v", took, err)
+	}
 }
 
 // A process id is used again: the session that has it now is left alone.
