@@ -210,17 +210,20 @@ func document(t *testing.T) string {
 }
 
 // driver is a row of the document's table of drivers.
-type driver struct{ falseIs, notAcquired string }
+type driver struct{ falseIs, notAcquired, lines string }
 
 // drivers returns the rows, by their programs.
 func drivers(t *testing.T) map[string]driver {
 	t.Helper()
 	found := make(map[string]driver)
-	for _, row := range regexp.MustCompile("(?m)^\\|.*\\| `([^`]*)`[^|]* \\| `([^`]*)`[^|]* \\| \\[`?([^`\\]]*)`?\\]\\(\\.\\./examples/sql/.*\\|$").FindAllStringSubmatch(document(t), -1) {
-		found[row[3]] = driver{falseIs: row[1], notAcquired: row[2]}
+	for _, row := range regexp.MustCompile("(?m)^\\|.*\\| `([^`]*)`[^|]* \\| `([^`]*)`[^|]* \\| \\[`?([^`\\]]*)`?\\]\\(\\.\\./examples/sql/[^|]* \\| (\\d+) \\|$").FindAllStringSubmatch(document(t), -1) {
+		found[row[3]] = driver{falseIs: row[1], notAcquired: row[2], lines: row[4]}
 	}
 	return found
 }
+
+// code is a line of a program that is neither empty nor a comment.
+var code = regexp.MustCompile(`(?m)^\s*([^\s#/*"<]|"[^"])`)
 
 func TestDocumentQuotesEachProgram(t *testing.T) {
 	t.Parallel()
@@ -234,6 +237,8 @@ func TestDocumentQuotesEachProgram(t *testing.T) {
 			t.Error(err)
 		} else if test := rows[file].notAcquired; test == "" || !strings.Contains(string(text), "if "+test) && !strings.Contains(string(text), "if ("+test+")") {
 			t.Errorf("%s has no `if` with the test that docs/sql-languages.md gives, %q", file, test)
+		} else if lines := len(code.FindAll(text, -1)); rows[file].lines != strconv.Itoa(lines) {
+			t.Errorf("%s has %d lines, docs/sql-languages.md says %s", file, lines, rows[file].lines)
 		}
 	}
 }
