@@ -151,6 +151,15 @@ func TestExchangeBesideALeaseLeavesTimeForAnotherOne(t *testing.T) {
 		if got, want := table.renewer.patience(), table.cfg.TTL/2; got != want {
 			t.Errorf("an exchange beside the lease may take %s, want %s", got, want)
 		}
+		if err := table.Renew(t.Context(), lock); err != nil { // now there is a connection
+			t.Fatal(err)
+		}
+		resume := pgtest.Occupy(t, table.renewals)
+		changed := make(chan error, 1)
+		go func() { changed <- table.Change(t.Context(), lock, time.Second, nil) }()
+		pgtest.Until(t, "the exchange leaves time for another one of a shorter TTL", func() bool { return table.renewer.patience() == time.Second/2 })
+		resume()
+		<-changed                                                                       // perhaps it was too late
 		_ = lock.End(nil)                                                               // as a release does first
 		if err := table.Release(lock); err != nil && !errors.Is(err, lockerr.ErrLost) { // the server's clock goes on
 			t.Fatal(err)
