@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -136,6 +139,30 @@ func TestChangeWhoseCallerLeavesBeforeItIsSentIsNotMade(t *testing.T) {
 	if lock.Lasts() != 20*time.Minute {
 		t.Errorf("it lasts for %s", lock.Lasts())
 	}
+}
+
+func TestFailedRenewalIsRetriedBeforeTheDeadlineOfAShorterTTL(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		group := &hold.Group{Clock: func() time.Duration { return time.Since(began) }}
+		lock := &hold.Hold{TTL: time.Second / 2}
+		group.Begin(lock, owner{}, "k", lockkey.Name{Key: "k"})
+		if !lock.Granted(1, 0, 0) {
+			t.Fatal("it is late")
+		}
+		lock.TTL = time.Hour // whose renewal is retried after a second
+		r := newRenewer(nil)
+		sent := make(chan time.Duration, 1)
+		r.sending.Run = func([]renewal) error {
+			sent <- group.Clock()
+			return nil
+		}
+		r.again(lock)
+		if at, until := <-sent, time.Second/2; at >= until {
+			t.Errorf("it is retried after %s, and lasts for %s", at, until)
+		}
+	})
 }
 
 func TestExchangeBesideALeaseLeavesTimeForAnotherOne(t *testing.T) {
