@@ -207,7 +207,9 @@ func TestProgramWaitsInTurn(t *testing.T) {
 					if err := killed.Process.Kill(); err != nil {
 						t.Fatal(err)
 					}
-					<-ended
+					if err := <-ended; err == nil {
+						t.Fatal("it ended before it was killed")
+					}
 					db.Exec(t, "UPDATE pgxlock_waiters SET live_until = 'infinity'")
 					_, out, ended := waits(1)
 					var behind string

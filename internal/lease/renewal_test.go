@@ -186,7 +186,9 @@ func TestExchangeBesideALeaseLeavesTimeForAnotherOne(t *testing.T) {
 		go func() { changed <- table.Change(t.Context(), lock, time.Second, nil) }()
 		pgtest.Until(t, "the exchange leaves time for another one of a shorter TTL", func() bool { return table.renewer.patience() == time.Second/2 })
 		resume()
-		<-changed                                                                       // perhaps it was too late
+		if err := <-changed; err != nil {
+			t.Log(err) // it was too late
+		}
 		_ = lock.End(nil)                                                               // as a release does first
 		if err := table.Release(lock); err != nil && !errors.Is(err, lockerr.ErrLost) { // the server's clock goes on
 			t.Fatal(err)
