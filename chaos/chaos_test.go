@@ -55,6 +55,7 @@ var brokenRuns = []struct {
 	{"unordered", "set", "none", "12s", []string{"I7"}},
 	{"partial", "set", "none", "6s", []string{"sets"}},
 	{"outside", "dotx", "none", "6s", []string{"I4"}},
+	{"refused", "shared", "none", "6s", []string{"linearizable", "I1"}},
 }
 
 func TestBrokenLocksAreFound(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/chaos/internal/history"
@@ -21,6 +22,7 @@ import (
 type holds struct {
 	*process
 
+	sqlPool     *pgxpool.Pool // of SQL callers; nil: there are none
 	mu          sync.Mutex
 	current     *generation
 	generations int
@@ -42,6 +44,9 @@ type generation struct {
 func newHolds(p *process) (*holds, error) {
 	h := &holds{process: p, stop: make(chan struct{})}
 	first, err := h.next()
+	if err == nil && p.SQL {
+		h.sqlPool, err = newSQLPool(p)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +113,9 @@ func (h *holds) replace() {
 func (h *holds) close(ctx context.Context) error {
 	close(h.stop)
 	h.stopped.Wait()
+	if h.sqlPool != nil {
+		h.sqlPool.Close()
+	}
 	return h.current.close(ctx)
 }
 
@@ -180,6 +188,10 @@ func observe(ctx context.Context, e pgxlock.Event) {
 }
 
 func (h *holds) do(ctx context.Context, c *caller) {
+	if h.SQL && c.n%2 == 0 {
+		h.callSQL(ctx, c)
+		return
+	}
 	h.mu.Lock()
 	g := h.current
 	h.mu.Unlock()

@@ -16,6 +16,7 @@
 //	worker.go    a worker process and its callers
 //	holds.go     callers of leases, advisory locks, permits and sets
 //	calls.go     callers of DoTx and Lead
+//	sqlcalls.go  SQL callers that wait in turn, beside those of Lockers
 //	deeds.go     callers of claims, runs, limits and transaction locks
 package main
 

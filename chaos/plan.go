@@ -17,8 +17,9 @@ var allFaults = []string{
 
 // What workers do if they are broken on purpose: they write without a fence, believe in their locks
 // whatever pgxlock says, take locks without asking, acquire the locks of a set one after the other in
-// any order, are content with a part of them, or write outside of the transaction of DoTx.
-var allBroken = []string{"unfenced", "deaf", "granting", "unordered", "partial", "outside"}
+// any order, are content with a part of them, write outside of the transaction of DoTx, or take an answer
+// of acquire_in_turn for a grant that is none.
+var allBroken = []string{"unfenced", "deaf", "granting", "unordered", "partial", "outside", "refused"}
 
 // A plan is what a round does. It is what the seed says, and all that a worker needs to know.
 type plan struct {
@@ -43,6 +44,7 @@ type plan struct {
 	Role                  string // as what workers log in: the superuser, or an application's role, hardened or not
 	PoolMode              string // of PgBouncer, if it is between; else empty
 	Async                 bool   // the standby may lack commits
+	SQL                   bool   // half of the callers are SQL callers that wait in turn
 }
 
 // The roles of workers.
@@ -109,6 +111,7 @@ func newPlan(cfg runConfig, round int) plan {
 	if cfg.CPU > 0 { // to start more takes most of it
 		p.Workers, p.Callers = min(p.Workers, 2), min(p.Callers, 8)
 	}
+	p.SQL = slices.Contains([]string{"lease", "shared", "permit"}, p.Kind) && (rng.IntN(2) == 0 || p.Broken == "refused")
 	// Some hundreds of calls a second are enough: more would be a measurement.
 	p.Pause = time.Duration(p.Workers*p.Callers) * 5 * time.Millisecond
 	return p

@@ -79,8 +79,12 @@ func run(ctx context.Context, cfg runConfig, out *log.Logger) (violations int, e
 
 // runRound runs a round and judges it. dir is removed unless there is a violation, or the folder of histories was named.
 func runRound(ctx context.Context, cfg runConfig, p plan, clusters *pgserver.Clusters, dir string, total *judge.Report, out *log.Logger) (violation bool, err error) {
-	out.Printf("round %d: %s under %s; %d processes, %d callers each, %d keys, hold %s, TTL %s, %s",
-		p.Round, p.Kind, strings.Join(p.Faults, " and "), p.Workers, p.Callers, p.Keys, p.Hold, p.TTL, p.Role)
+	sql := ""
+	if p.SQL {
+		sql = ", with SQL callers"
+	}
+	out.Printf("round %d: %s%s under %s; %d processes, %d callers each, %d keys, hold %s, TTL %s, %s",
+		p.Round, p.Kind, sql, strings.Join(p.Faults, " and "), p.Workers, p.Callers, p.Keys, p.Hold, p.TTL, p.Role)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, err
 	}

@@ -84,7 +84,8 @@ BEGIN
           p_burst, coalesce(p_n::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF p_max_wait NOT BETWEEN interval '0' AND interval '100 years' THEN
+    IF p_max_wait NOT BETWEEN interval '0' AND interval '100 years'
+       OR extract(epoch FROM p_max_wait) NOT BETWEEN 0::numeric AND 3155760000::numeric THEN       -- as pgxlock_ttl()
       RAISE EXCEPTION 'p_max_wait must be between 0 and 100 years, it is %', p_max_wait USING ERRCODE = 'invalid_parameter_value';
     END IF;
     BEGIN

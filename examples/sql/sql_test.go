@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ func (p program) prepare(t *testing.T, file string) func(*testing.T, *pgtest.DB)
 		if out, err := exec.CommandContext(t.Context(), "javac", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "-d", dir, file).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		file = class
+		file = filepath.Base(class)
 	}
 	return func(t *testing.T, db *pgtest.DB) *exec.Cmd {
 		t.Helper()
@@ -137,42 +138,93 @@ var waiting = map[string]string{
 	"in_turn.js": "node-pg.js", "in_turn.php": "php-pdo.php", "InTurn.java": "Jdbc.java",
 }
 
+// waits are what a program may wait for, with what another caller does before and after, and what of the program is changed
+// for that.
+var waits = map[string]struct {
+	acquire, release, ask, queue string
+	rewrite                      func(text string) string
+}{
+	"lease": {
+		"acquire_lock('invoice:42', 'first')", "release_lock('invoice:42', 'first')", "acquire_in_turn('invoice:42', 'other:1')", "invoice:42",
+		func(text string) string { return text },
+	},
+	"share": {
+		"acquire_lock('invoice:42', 'first')", "release_lock('invoice:42', 'first')", "acquire_shared_in_turn('invoice:42', 'other:1')", "invoice:42",
+		strings.NewReplacer(" acquire_in_turn(", " acquire_shared_in_turn(", " release_lock(", " release_shared_lock(").Replace,
+	},
+	"permit": {
+		"acquire_permit('invoice:42', 'first', 1)", "release_lock('invoice:42#1', 'first')", "acquire_permits_in_turn('invoice:42', 'other:1', 1)", "invoice:42#",
+		func(text string) string {
+			text = strings.NewReplacer(" acquire_in_turn(", " acquire_permits_in_turn(", ", 60, ", ", 1, 1, 60, ", " fencing_token,", " fencing_tokens[1] AS fencing_token,").Replace(text)
+			text = regexp.MustCompile(` release_lock\(([^,]+),`).ReplaceAllString(text, " release_lock($1 || chr(35) || 1,")
+			return regexp.MustCompile(` wake_lock_waiter\(([^)]+)\)`).ReplaceAllString(text, " wake_lock_waiter($1 || chr(35))")
+		},
+	},
+}
+
+// Of two programs that wait the first one is killed: it gets nothing, and the other one its turn.
 func TestProgramWaitsInTurn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for file, like := range waiting {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
-			start := programs[like].prepare(t, file)
-			db := settled.New(t)
-			db.Exec(t, "SELECT acquire_lock('invoice:42', 'first')")
-			cmd := start(t, db)
-			var out strings.Builder
-			cmd.Stdout, cmd.Stderr = &out, &out
-			if err := cmd.Start(); err != nil {
+			text, err := os.ReadFile(file)
+			if err != nil {
 				t.Fatal(err)
 			}
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			pgtest.Until(t, "it waits, and asks again", func() bool {
-				var refreshed bool
-				if err := db.Pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pgxlock_waiters WHERE name = 'invoice:42' AND live_until > since + interval '3.5 s')").Scan(&refreshed); err != nil {
-					t.Fatal(err)
-				}
-				return refreshed || len(ended) > 0
-			})
-			var behind string
-			if err := db.Pool.QueryRow(t.Context(), "SELECT concat(acquired, ticket > (SELECT min(ticket) FROM pgxlock_waiters)) FROM acquire_in_turn('invoice:42', 'other:1')").Scan(&behind); err != nil {
-				t.Fatal(err)
-			}
-			db.Exec(t, "SELECT release_lock('invoice:42', 'first')")
-			err := <-ended
-			if said := strings.TrimSpace(out.String()); err != nil || behind != "ft" || !regexp.MustCompile(`^acquired with token \d+$`).MatchString(said) {
-				t.Errorf("it says %q (%v); the caller behind it: %s", said, err, behind)
-			}
-			var left int
-			if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM distributed_locks").Scan(&left); err != nil || left != 0 {
-				t.Errorf("%d leases are left (%v)", left, err)
+			for name, wait := range waits {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					rewritten := filepath.Join(t.TempDir(), file)
+					if err := os.WriteFile(rewritten, []byte(wait.rewrite(string(text))), 0o600); err != nil {
+						t.Fatal(err)
+					}
+					start := programs[like].prepare(t, rewritten)
+					db := settled.New(t)
+					db.Exec(t, "SELECT "+wait.acquire)
+					query := func(dest any, query string, args ...any) {
+						t.Helper()
+						if err := db.Pool.QueryRow(t.Context(), query, args...).Scan(dest); err != nil {
+							t.Fatal(err)
+						}
+					}
+					waits := func(ahead int) (cmd *exec.Cmd, out *strings.Builder, ended chan error) {
+						t.Helper()
+						cmd, out, ended = start(t, db), new(strings.Builder), make(chan error, 1)
+						cmd.Stdout, cmd.Stderr = out, out
+						if err := cmd.Start(); err != nil {
+							t.Fatal(err)
+						}
+						go func() { ended <- cmd.Wait() }()
+						pgtest.Until(t, "it waits, and asks again", func() (refreshed bool) {
+							query(&refreshed, "SELECT EXISTS (SELECT FROM pgxlock_waiters WHERE name = $1 AND live_until > since + interval '3.5 s' ORDER BY ticket OFFSET $2)", wait.queue, ahead)
+							return refreshed || len(ended) > 0
+						})
+						return cmd, out, ended
+					}
+					killed, _, ended := waits(0)
+					if err := killed.Process.Kill(); err != nil {
+						t.Fatal(err)
+					}
+					if err := <-ended; err == nil {
+						t.Fatal("it ended before it was killed")
+					}
+					db.Exec(t, "UPDATE pgxlock_waiters SET live_until = 'infinity'")
+					_, out, ended := waits(1)
+					var behind string
+					query(&behind, "SELECT concat(acquired, ticket > (SELECT max(ticket) FROM pgxlock_waiters WHERE owner <> 'other:1')) FROM "+wait.ask)
+					db.Exec(t, "SELECT "+wait.release)
+					err := <-ended
+					if said := strings.TrimSpace(out.String()); err != nil || behind != "ft" || !regexp.MustCompile(`^acquired with token \d+$`).MatchString(said) {
+						t.Errorf("it says %q (%v); the caller behind it: %s", said, err, behind)
+					}
+					var left int
+					query(&left, "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM distributed_lock_shares)")
+					if left != 0 {
+						t.Errorf("%d leases and shares are left", left)
+					}
+				})
 			}
 		})
 	}
@@ -210,17 +262,20 @@ func document(t *testing.T) string {
 }
 
 // driver is a row of the document's table of drivers.
-type driver struct{ falseIs, notAcquired string }
+type driver struct{ falseIs, notAcquired, lines string }
 
 // drivers returns the rows, by their programs.
 func drivers(t *testing.T) map[string]driver {
 	t.Helper()
 	found := make(map[string]driver)
-	for _, row := range regexp.MustCompile("(?m)^\\|.*\\| `([^`]*)`[^|]* \\| `([^`]*)`[^|]* \\| \\[`?([^`\\]]*)`?\\]\\(\\.\\./examples/sql/.*\\|$").FindAllStringSubmatch(document(t), -1) {
-		found[row[3]] = driver{falseIs: row[1], notAcquired: row[2]}
+	for _, row := range regexp.MustCompile("(?m)^\\|.*\\| `([^`]*)`[^|]* \\| `([^`]*)`[^|]* \\| \\[`?([^`\\]]*)`?\\]\\(\\.\\./examples/sql/[^|]* \\| (\\d+) \\|$").FindAllStringSubmatch(document(t), -1) {
+		found[row[3]] = driver{falseIs: row[1], notAcquired: row[2], lines: row[4]}
 	}
 	return found
 }
+
+// code is a line of a program that is neither empty nor a comment.
+var code = regexp.MustCompile(`(?m)^\s*([^\s#/*"<]|"[^"])`)
 
 func TestDocumentQuotesEachProgram(t *testing.T) {
 	t.Parallel()
@@ -234,6 +289,8 @@ func TestDocumentQuotesEachProgram(t *testing.T) {
 			t.Error(err)
 		} else if test := rows[file].notAcquired; test == "" || !strings.Contains(string(text), "if "+test) && !strings.Contains(string(text), "if ("+test+")") {
 			t.Errorf("%s has no `if` with the test that docs/sql-languages.md gives, %q", file, test)
+		} else if lines := len(code.FindAll(text, -1)); rows[file].lines != strconv.Itoa(lines) {
+			t.Errorf("%s has %d lines, docs/sql-languages.md says %s", file, lines, rows[file].lines)
 		}
 	}
 }

@@ -46,6 +46,7 @@ type renewer struct {
 	mu       sync.Mutex
 	classes  map[time.Duration]*renewalClass // by TTL
 	retrying map[*hold.Hold]struct{}         // leases whose failed renewal is soon tried again
+	changing time.Duration                   // the TTL that a lease may have since a request is in flight; 0: none is
 	stopped  bool
 }
 
@@ -203,6 +204,9 @@ func (r *renewer) patience() time.Duration {
 			patience = min(patience, ttl/2)
 		}
 	}
+	if r.changing > 0 {
+		patience = min(patience, r.changing/2)
+	}
 	return patience
 }
 
@@ -324,6 +328,8 @@ func (r *renewer) sendChange(entry renewal) error {
 		Outcome string
 		Version *string
 	}
+	r.setChanging(ttl)
+	defer r.setChanging(0)
 	var ended, evicted error
 	var sent time.Duration
 	err := t.renewal(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
@@ -371,6 +377,13 @@ func (r *renewer) sendChange(entry renewal) error {
 	}
 	tell([]chan<- error{entry.answer}, ended)
 	return nil
+}
+
+// setChanging says that a change to that TTL is in flight, or with 0 that none is.
+func (r *renewer) setChanging(ttl time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.changing = ttl
 }
 
 // fail answers the callers of a batch that failed, and retries the batch.

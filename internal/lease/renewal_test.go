@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -138,6 +141,30 @@ func TestChangeWhoseCallerLeavesBeforeItIsSentIsNotMade(t *testing.T) {
 	}
 }
 
+func TestFailedRenewalIsRetriedBeforeTheDeadlineOfAShorterTTL(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		group := &hold.Group{Clock: func() time.Duration { return time.Since(began) }}
+		lock := &hold.Hold{TTL: time.Second / 2}
+		group.Begin(lock, owner{}, "k", lockkey.Name{Key: "k"})
+		if !lock.Granted(1, 0, 0) {
+			t.Fatal("it is late")
+		}
+		lock.TTL = time.Hour // whose renewal is retried after a second
+		r := newRenewer(nil)
+		sent := make(chan time.Duration, 1)
+		r.sending.Run = func([]renewal) error {
+			sent <- group.Clock()
+			return nil
+		}
+		r.again(lock)
+		if at, until := <-sent, time.Second/2; at >= until {
+			t.Errorf("it is retried after %s, and lasts for %s", at, until)
+		}
+	})
+}
+
 func TestExchangeBesideALeaseLeavesTimeForAnotherOne(t *testing.T) {
 	t.Parallel()
 	db := newBatchDB(t)
@@ -150,6 +177,17 @@ func TestExchangeBesideALeaseLeavesTimeForAnotherOne(t *testing.T) {
 		}
 		if got, want := table.renewer.patience(), table.cfg.TTL/2; got != want {
 			t.Errorf("an exchange beside the lease may take %s, want %s", got, want)
+		}
+		if err := table.Renew(t.Context(), lock); err != nil { // now there is a connection
+			t.Fatal(err)
+		}
+		resume := pgtest.Occupy(t, table.renewals)
+		changed := make(chan error, 1)
+		go func() { changed <- table.Change(t.Context(), lock, time.Second, nil) }()
+		pgtest.Until(t, "the exchange leaves time for another one of a shorter TTL", func() bool { return table.renewer.patience() == time.Second/2 })
+		resume()
+		if err := <-changed; err != nil {
+			t.Log(err) // it was too late
 		}
 		_ = lock.End(nil)                                                               // as a release does first
 		if err := table.Release(lock); err != nil && !errors.Is(err, lockerr.ErrLost) { // the server's clock goes on

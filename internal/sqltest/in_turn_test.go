@@ -122,11 +122,14 @@ func TestAcquireInTurn(t *testing.T) {
 		},
 		"a ticket is the caller's own": func(d *database) {
 			a, b, p := d.connect(), d.connect(), d.process()
-			d.want("acquire_lock('k', 'first') and acquire_lock('l', 'first')", "true")
+			d.want("acquire_lock('k', 'first') and acquire_lock('l', 'first') and acquire_lock('k#1', 'first')", "true")
 			ta, tp := a.joins("k", "A"), p.queue(0, "k")
 			other := d.as(d.role())
 			d.do("select grant_locks('" + other.get("select session_user") + "', 'application')")
-			for call, who := range map[string]*session{inTurn("k", "B", ta): b, inTurn("l", "A", ta): a, inTurn("k", "A", tp): a, inTurn("k", "A", ta): other} {
+			for call, who := range map[string]*session{
+				inTurn("k", "B", ta): b, inTurn("l", "A", ta): a, inTurn("k", "A", tp): a, inTurn("k", "A", ta): other,
+				shareInTurn("k", "B", ta): b, permitsInTurn("k", "A", 1, 1, ta): a,
+			} {
 				if got := who.message(call); !strings.Contains(got, "22023") || !strings.Contains(got, "p_ticket") {
 					t.Errorf("%s: %s", call, got)
 				}
@@ -163,6 +166,20 @@ func TestAcquireInTurn(t *testing.T) {
 			a.rollback()
 			d.want("select count(*) from pgxlock_waiters", "0")
 			p.want("pgxlock_release_one('k', 'P', null)", "r")
+
+			d.want("acquire_lock('k', 'first') and acquire_permit('k', 'first', 1) = 'k#1'", "true")
+			for _, ask := range []func(ticket string) string{
+				func(ticket string) string { return shareInTurn("k", "A", ticket) },
+				func(ticket string) string { return permitsInTurn("k", "A", 1, 1, ticket) },
+			} {
+				a.begin(readCommitted)
+				ta := a.joinsBy(ask("null"))
+				if got := a.message(ask(ta)); !strings.Contains(got, "25001") || !strings.Contains(got, "is not committed") {
+					t.Errorf("the second call says %s", got)
+				}
+				a.rollback()
+			}
+			d.want("release_all_locks('first')", "2")
 
 			// A ticket that was not committed yet, at the end of a subtransaction.
 			d.want("acquire_lock('k', 'first')", "true")

@@ -203,6 +203,8 @@ func TestNonsenseIsRefusedByLimits(t *testing.T) {
 		"allow_rate('k', 1e-10, 1)", "allow_rate('k', 1, null)", "allow_rate('k', 1, 0)", "allow_rate('k', 1, -1)", "allow_rate('k', 1e-8, 2000)",
 		"allow_rate('k', 1, 1, null)", "allow_rate('k', 1, 1, 0)", "allow_rate('k', 1, 1, 2)", "(reserve_rate('k', 1, 1, 1, '-1 us')).granted",
 		"(reserve_rate('k', 1, 1, 1, '101 years')).granted",
+		// As intervals compare these are 0.
+		"(reserve_rate('k', 1, 1, 1, '1000000 years -360000000 days')).granted", "(reserve_rate('k', 1, 1, 1, '-1200 months 36000 days')).granted",
 		"(select granted from pgxlock_limit_batch(999, 1, '{k}', '{1}', '{0}', '{null}'))", "(select granted from pgxlock_limit_batch(0, 1, '{k}', '{1}', '{0}', '{null}'))",
 		"(select granted from pgxlock_limit_batch(null, 1, '{k}', '{1}', '{0}', '{null}'))", "(select granted from pgxlock_limit_batch(1000, 1, '{k,k}', '{1}', '{0}', '{null}'))",
 		"(select granted from pgxlock_limit_batch(1000, 1, '{k}', '{2}', '{0}', '{null}'))", "(select granted from pgxlock_limit_batch(1000, 1, '{k}', '{1}', '{-1}', '{null}'))",

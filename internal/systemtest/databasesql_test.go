@@ -224,7 +224,8 @@ func TestClaimIsFirstInOneCommittedSQLTx(t *testing.T) {
 // sqlTxIsRefused uses transactions in which nothing would be protected.
 func sqlTxIsRefused(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "refused")
+	locks := testkit.NewLocker(t, db, nil)
+	lock := testkit.Acquire(t, locks, "refused")
 	over, ended := beginSQLTx(t, db, ""), beginSQLTx(t, db, "")
 	if _, err := ended.ExecContext(t.Context(), "commit"); err != nil {
 		t.Fatal(err)
@@ -247,8 +248,22 @@ func sqlTxIsRefused(t *testing.T, db *pgtest.DB) {
 			_, err := pgxlock.AnswerSQLTx(t.Context(), tx, "refused", nil, func() ([]byte, error) { return nil, nil })
 			return err
 		},
+		"Locks.FenceSQL": func(tx pgxlock.SQLTx) error { return pgxlock.Locks{lock}.FenceSQL(t.Context(), tx) },
 	}
+	do := func(tx pgxlock.SQLTx) error { // which it rolls back
+		begin := func(context.Context) (pgxlock.SQLTx, error) { return tx, nil }
+		return pgxlock.DoSQLTx(t.Context(), locks, "k", begin, func(context.Context, pgxlock.SQLTx, *pgxlock.Lock) error { return nil })
+	}
+	wantOneLine(t, do(nil), "begin returned neither a transaction nor an error")
+	wantOneLine(t, do(over), "tx was committed or rolled back; pass a transaction that is open")
+	purge := func(tx pgxlock.SQLTx) error { // needs no transaction: nothing that it does would end
+		_, err := pgxlock.PurgeClaimsSQLTx(t.Context(), tx, time.Hour)
+		return err
+	}
+	wantOneLine(t, purge(nil), "purge claims", "tx is nil")
+	wantOneLine(t, purge(over), "purge claims", "tx was committed or rolled back; pass a transaction that is open")
 	for name, call := range calls {
+		wantOneLine(t, call(nil), "tx is nil; pass the transaction")
 		for says, test := range map[string]struct {
 			tx   pgxlock.SQLTx
 			want error
@@ -267,7 +282,7 @@ func sqlTxIsRefused(t *testing.T, db *pgtest.DB) {
 	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_claims where claim_key = 'refused'"); n != 0 {
 		t.Error("a claim was made outside a transaction")
 	}
-	_ = ended.Rollback()
+	wantOneLine(t, do(ended), "tx is in no transaction")
 	both := []string{"a", "b"}
 	tx, other := beginSQLTx(t, db, ""), beginSQLTx(t, db, "")
 	if err := pgxlock.LockSQLTx(t.Context(), other, "b"); err != nil {

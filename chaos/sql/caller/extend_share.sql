@@ -1,0 +1,1 @@
+SELECT extend_shared_lock($1, $2, $3)

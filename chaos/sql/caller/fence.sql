@@ -1,0 +1,1 @@
+SELECT assert_lock_held($1, $2, $3)

@@ -1,0 +1,1 @@
+SELECT leave_queue($1, $2)

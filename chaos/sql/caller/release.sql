@@ -1,0 +1,1 @@
+SELECT release_lock($1, $2)

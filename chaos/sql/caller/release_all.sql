@@ -1,0 +1,1 @@
+SELECT release_all_locks($1) > 0

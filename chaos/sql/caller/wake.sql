@@ -1,0 +1,1 @@
+SELECT wake_lock_waiter($1)
