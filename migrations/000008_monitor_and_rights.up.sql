@@ -365,7 +365,8 @@ BEGIN
                             'p_reason must have 1 to 1000 bytes: the holder and later readers want to know why');
     INSERT INTO pgxlock_evictions AS e (kind, name, holder, token, evicted_at, evicted_by, reason, key_name)
     VALUES (p_kind, p_name, p_holder, p_token, clock_timestamp(),
-            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason, p_key_name)
+            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason,
+            p_key_name)
     ON CONFLICT ON CONSTRAINT pgxlock_evictions_pkey
     DO UPDATE SET evicted_at = excluded.evicted_at, evicted_by = excluded.evicted_by, reason = excluded.reason,
                   key_name = excluded.key_name;
@@ -379,7 +380,8 @@ BEGIN
        WHERE e.kind = o.kind AND e.name = o.name AND e.holder = o.holder AND e.token = o.token;
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text, text) IS 'pgxlock, internal: records an eviction.';
+  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text, text) IS
+    'pgxlock, internal: records an eviction.';
 
   --------------------------------------------------------------- step down --
   -- Requests to leaders to step down. They are stored, because a notification reaches only sessions
@@ -412,7 +414,8 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION ask_to_step_down(varchar, text) IS
     'Asks the leader that holds this lease to step down, if its program uses Locker.Lead; true if the lease is held, and '
-    'not shared. A leader that listens is notified at once, others notice within seconds. In a transaction of its own: it notifies.';
+    'not shared. A leader that listens is notified at once, others notice within seconds. In a transaction of its own: it '
+    'notifies.';
 
   CREATE OR REPLACE FUNCTION pgxlock_ask_to_step_down(p_kind integer, p_name text, p_by text, p_reason text) RETURNS text[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
