@@ -131,18 +131,21 @@ BEGIN
 
     -- As in pgxlock_wake_batch(), one statement for all would cost one ticket, for which nearly every call is, three
     -- times as much.
-    FOR e IN SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, coalesce(w.waiters, 1) AS waiters, w.holds, w.n
+    --
+    -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A crash or a
+    -- failover may have lost the last ones. Rows are locked in the order of their keys, new ones last.
+    FOR e IN SELECT w.kind, w.name COLLATE "C" AS name,
+                    CASE WHEN w.ticket BETWEEN 1::bigint AND v_last THEN w.ticket END AS ticket,
+                    coalesce(w.waiters, 1) AS waiters, w.holds, w.n
                FROM unnest(p_kinds, p_names, p_tickets, p_waiters, p_holds)
                     WITH ORDINALITY AS w (kind, name, ticket, waiters, holds, n)
-              ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n LOOP
-      -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
-      -- crash or a failover may have lost the last ones.
+              ORDER BY 1, 2, 3, 6 LOOP
       v_holds := '{}'::text[];
       IF jsonb_typeof(e.holds::jsonb) = 'array' THEN
         v_holds := ARRAY(SELECT h.hold FROM jsonb_array_elements_text(e.holds::jsonb) AS h (hold) WHERE h.hold IS NOT NULL);
       END IF;
       v_fresh := false;
-      IF (e.ticket BETWEEN 1::bigint AND v_last) IS NOT TRUE THEN
+      IF e.ticket IS NULL THEN
         e.ticket := nextval('pgxlock_tickets'::regclass);
       ELSE
         SELECT q.role <> session_user::text,

@@ -316,7 +316,12 @@ BEGIN
   BEGIN
     PERFORM pgxlock_require(p_pid IS NOT NULL AND p_key IS NOT NULL AND p_key_space BETWEEN 1 AND 2,
                             'p_pid and p_key must not be NULL, and p_key_space must be 1, or 2 for a key of two integers');
-    PERFORM pgxlock_require(char_length(p_key_name) <= 255 OR p_key_name IS NULL, 'p_key_name must have up to 255 characters');
+    PERFORM pgxlock_require(p_key_name IS NULL
+                            OR char_length(p_key_name) <= 255 AND p_key_space = 1
+                               AND (p_key = advisory_lock_key(p_key_name)
+                                    OR p_key = advisory_lock_key_in(substring(p_key_name, '^@([^/]+)/'::text),
+                                                                    substring(p_key_name, '^@[^/]+/(.*)$'::text))),
+                            'p_key_name must be the name of p_key, of up to 255 characters');
     PERFORM pgxlock_check_primary('cannot evict on a standby server');
     PERFORM FROM pg_locks l
       WHERE l.locktype = 'advisory' AND l.granted AND l.pid = p_pid

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -43,6 +44,10 @@ func completeHeld(root *cobra.Command) {
 func keyOf(h pgxlock.Holder) (string, string)    { return h.Key, h.ID }
 func holderOf(h pgxlock.Holder) (string, string) { return h.ID, h.Key }
 
+// plain is what any shell takes as it is, wherever it stands: of several that begin alike, bash inserts the beginning without
+// quotes, and at the next tab runs what it finds there, while a key may have any text.
+var plain = regexp.MustCompile(`^[\pL\pN_@#/.:+][\pL\pN_@#/.:+,-]*$`)
+
 // heldAs returns what holders of a key, "" for any, have that begins so, with a description; nothing if the database
 // does not answer soon.
 func heldAs(cmd *cobra.Command, key, begin string, of func(pgxlock.Holder) (what, description string)) (list []string, _ cobra.ShellCompDirective) {
@@ -66,7 +71,7 @@ func heldAs(cmd *cobra.Command, key, begin string, of func(pgxlock.Holder) (what
 	seen := make(map[string]bool)
 	for _, h := range slices.Concat(shot.Holders, shot.Expired) {
 		what, description := of(h)
-		if (key == "" || h.Key == key) && strings.HasPrefix(what, begin) && printable(what) == what && !seen[what] { // a shell takes lines
+		if (key == "" || h.Key == key) && strings.HasPrefix(what, begin) && plain.MatchString(what) && !seen[what] {
 			seen[what], list = true, append(list, cobra.CompletionWithDesc(what, printable(description)))
 		}
 	}

@@ -9,6 +9,7 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	db.Exec(t, `select acquire_shared_lock('read', 'pod-5'), acquire_shared_lock('read', 'pod-6'), acquire_lock(E'order:\n3', 'pod-7')`)
+	db.Exec(t, `select acquire_lock(k, '-p') from unnest('{flag,bad$(x)a,bad$(x)b,bad`+"`x`"+`,bad x,bad;x,bad|x,bad>x,bad!x,bad\\x,bad*,bad~}'::text[]) k`)
 	const none = ":4\n"
 	for line, want := range map[string]string{
 		"evict|ord":                      "order:1\tpod-1\norder:2\tpod-2\n" + none,
@@ -18,6 +19,8 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 		"evict|order:2|--holder|":        "pod-2\torder:2\n" + none,
 		"release|--holder|pod-4":         "pod-4\told\n" + none,
 		"ls|--prefix|order:2":            "order:2\tpod-2\n" + none,
+		"evict|bad":                      none, // bash inserts unquoted how several begin, and runs it at the next tab
+		"evict|flag|--holder|":           none, // -p would be a flag
 		"evict|--schema|elsewhere|order": none,
 		"ls|":                            none,
 	} {

@@ -103,13 +103,18 @@ func refuseAnother(ctx context.Context, pool *pgxpool.Pool, to migrations.Status
 	if err != nil {
 		return err
 	}
-	if others := found.Beside(to.Schema); others != "" {
-		return &remediedError{
-			usageError{fmt.Errorf("nothing was installed in %s: pgxlock is in %s already, and locks in one schema know nothing of those in another", where(to), others)},
-			"name that one with --schema, or add --another for a second",
-		}
+	others, untrusted := found.Beside(to.Schema)
+	if others == "" {
+		return nil
 	}
-	return nil
+	remedy := "name that one with --schema"
+	if untrusted != nil { // any role that may create a schema can make it look so
+		remedy = untrusted.Error()
+	}
+	return &remediedError{
+		usageError{fmt.Errorf("nothing was installed in %s: pgxlock is in %s already, and locks in one schema know nothing of those in another", where(to), others)},
+		remedy + ", or add --another for a second",
+	}
 }
 
 func newMigrateDown() *cobra.Command {

@@ -27,6 +27,11 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	at := fmt.Sprintf(` schema "public" of database %q`, db.Name)
 	migrate("down").want(t, exitOK, "", "nothing to remove in"+at)
 	migrate("repair").want(t, exitInternal, "", "pgxlock migrate up")
+	db.Exec(t, `create schema planted authorization pg_monitor;
+		create function planted.pgxlock_version() returns bigint language sql return 8;
+		create function planted.acquire_lock(varchar, varchar, integer, jsonb) returns boolean language sql return true`)
+	migrate("up", "--schema", "public").want(t, exitUsage, "", `schema "planted" is not trusted: role "pg_monitor" owns the schema`)
+	db.Exec(t, "drop schema planted cascade")
 	migrate("up").want(t, exitOK, "", "installed, version 8 in"+at)
 	migrate("up").want(t, exitOK, "", "already current, version 8 in"+at)
 	migrate("status").want(t, exitOK, db.Name+"  public  8          8       current", "")

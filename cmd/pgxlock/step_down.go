@@ -47,13 +47,18 @@ step-down exits with 1.`,
 					if err := write(ctx, pool, statements.LeaderAskToStepDown.In(schema), []any{name.Kind(), name.Text(), by, reason}, &holders); err != nil {
 						return err
 					}
-					asked = append(asked, holders...)
+					for _, holder := range holders {
+						if name.Kind() != 0 { // the holder id of a lease may be any text
+							holder = ofSession(holder)
+						}
+						asked = append(asked, holder)
+					}
 				}
 				if len(asked) == 0 {
 					return outcome{exitNoLeader, fmt.Errorf("nobody leads for %s; pgxlock watch shows who holds what", shown(args[0]))}
 				}
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked the holder of %s to step down: %s (only a leader does, pgxlock run does not)\n",
-					shown(args[0]), some(asked, 10, ", ", func(holder string) string { return printable(ofSession(holder)) }))
+					shown(args[0]), some(asked, 10, ", ", printable))
 				return err
 			})
 		},

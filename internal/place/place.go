@@ -151,14 +151,15 @@ func (f Found) Target() (string, error) {
 	return "", nil
 }
 
-// Beside returns the schemas that have pgxlock but for this one, quoted, also those that do not count; "" for
-// none.
-func (f Found) Beside(schema string) string {
-	others := slices.DeleteFunc(slices.Clone(f.Schemas), func(s Schema) bool { return s.Older || s.Name == schema })
-	if len(others) == 0 {
-		return ""
+// Beside returns the schemas that have pgxlock but for this one, quoted, "" for none, and why the first of those that do not
+// count does not.
+func (f Found) Beside(schema string) (others string, untrusted error) {
+	f.Schemas = slices.DeleteFunc(slices.Clone(f.Schemas), func(s Schema) bool { return s.Older || s.Name == schema })
+	if len(f.Schemas) == 0 {
+		return "", nil
 	}
-	return list(others)
+	_, untrusted = f.count()
+	return list(f.Schemas), untrusted
 }
 
 // count returns the schemas that count for a caller who names none, and why the first of the others

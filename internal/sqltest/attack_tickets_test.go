@@ -32,7 +32,7 @@ func (p *process) asked(kind int, name, ticket string) string {
 func TestForgedNumberComesLast(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	victim, evil, _ := d.foes()
+	victim, evil, low := d.foes()
 	tv := victim.queue(0, "k")
 	for _, number := range []string{"-9223372036854775808", "-1", "0", "9223372036854775807", "1000"} {
 		evil.want("select ticket > "+tv+" and ticket <> "+number+" from "+evil.publishes(0, "k", number, "NULL"), "true")
@@ -41,6 +41,9 @@ func TestForgedNumberComesLast(t *testing.T) {
 		}
 	}
 	victim.want(take("k", "V", tv), granted("V"))
+	// Nor does it change the order in which rows are locked, in which nobody waits for each other.
+	evil.do("select pgxlock_publish_batch('{0,0}', '{l,l}', '{-1," + low + "}', '{1,1}', '{null,null}', null, 'o', 60000, 1)")
+	d.want("select array_agg(ticket order by ctid) = array_agg(ticket order by ticket) from pgxlock_waiters where name = 'l'", "true")
 }
 
 // It has drawn an earlier number elsewhere, does not try, and nobody releases the lock: the waiter

@@ -154,6 +154,8 @@ func TestEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 		fmt.Sprintf("evict_lock(null, 'A', %d, 'why')", token), fmt.Sprintf("evict_lock('k', null, %d, 'why')", token), "evict_lock('k', 'A', null, 'why')",
 		fmt.Sprintf("evict_lock('k', 'A', %d, null)", token), fmt.Sprintf("evict_lock('k', 'A', %d, '')", token), fmt.Sprintf("evict_lock('k', 'A', %d, repeat('y', 1001))", token),
 		"evict_advisory_lock(null, 1, 'why')", "evict_advisory_lock(1, null, 'why')", "evict_advisory_lock(1, 1, 'why', 0)", "evict_advisory_lock(1, 1, 'why', null)", "evict_advisory_lock(1, 1, 'why', 1, repeat('k', 256))",
+		"evict_advisory_lock(1, 1, 'why', 1, 'harmless')", "evict_advisory_lock(1, advisory_lock_key('k'), 'why', 2, 'k')", // the record would say so
+		"evict_advisory_lock(1, advisory_lock_key('k'), 'why', 1, '@x/k')",
 	} {
 		d.want(call, "22023")
 	}
@@ -165,6 +167,8 @@ func TestEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 		}
 	}
 	d.want("extend_lock('k', 'A')", "true")
+	d.want("evict_advisory_lock(1, advisory_lock_key('@x/k'), 'why', 1, '@x/k')", "false")
+	d.want("evict_advisory_lock(1, advisory_lock_key_in('x', E'k/\\nl'), 'why', 1, E'@x/k/\\nl')", "false")
 	d.want(evictions, "")
 
 	// Who has its row locked by hand is not waited for for ever, and a row that is not
