@@ -465,6 +465,8 @@ BEGIN
     v_timeline bigint;
     v_base     bigint;
     v_refused  boolean;
+    v_first    bigint;                      -- the ticket ahead
+    v_walked   bigint;                      -- up to which number the queue was read
     v_now      timestamptz;
   BEGIN
     IF pg_is_in_recovery() THEN
@@ -525,10 +527,11 @@ BEGIN
       FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" AND l.expires_at > v_now;
     ahead := false;
     IF EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" AND p_ticket IS NOT NULL) THEN
-      ahead := pgxlock_first_ahead(0, p_name, CASE WHEN p_ticket > 0::bigint THEN p_ticket
-                                                   ELSE 9223372036854775807 END) IS NOT NULL;
+      v_walked := CASE WHEN p_ticket > 0::bigint THEN p_ticket ELSE 9223372036854775807 END;
+      v_first := pgxlock_first_ahead(0, p_name, v_walked);
+      ahead := v_first IS NOT NULL;
       IF ahead OR v_refused THEN
-        PERFORM pgxlock_settle_tickets(ARRAY[p_name], ARRAY[p_ticket], ARRAY[false], ARRAY[NULL::bigint]);
+        PERFORM pgxlock_settle_tickets(ARRAY[p_name], ARRAY[p_ticket], ARRAY[false], ARRAY[coalesce(v_first, v_walked)]);
       END IF;
     END IF;
     IF ahead OR v_refused THEN
@@ -798,7 +801,7 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_wake_batch(p_kinds integer[], p_names text[], p_tickets bigint[])
   RETURNS TABLE (n bigint, woken_ticket bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
-  SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on SET lock_timeout = '100ms' AS $$
   DECLARE
     v_count integer := pg_catalog.cardinality(p_names);
     v_kind  integer;                        -- of the last lock whose first ticket was woken
@@ -1256,7 +1259,7 @@ BEGIN
     p_walked bigint[])
   RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
-  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
   DECLARE
     e record;                               -- a ticket
   BEGIN

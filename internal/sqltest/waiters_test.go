@@ -234,9 +234,9 @@ func TestBatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 func TestDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	for _, walk := range []string{"take", "take in a batch", "publish", "wake"} {
+	for _, walk := range []string{"take", "be refused", "take in a batch", "publish", "wake"} {
 		for _, kind := range []int{0, 1} {
-			if kind == 1 && strings.HasPrefix(walk, "take") {
+			if kind == 1 && walk != "publish" && walk != "wake" {
 				continue
 			}
 			dead, hung, live := d.process(), d.deaf(), d.process()
@@ -256,6 +256,11 @@ func TestDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 				d.want("wake_lock_waiter('7')", "false")
 				d.queueIs(kind, "7")
 				continue
+			case "be refused":
+				d.want("acquire_lock('7', 'H')", "true")
+				live.want(take("7", "L", tl), busy("H"))
+				d.queueIs(kind, "7", tl)
+				d.want("release_lock('7', 'H')", "true")
 			case "take in a batch":
 				live.want(takeInBatch("7", "L", tl), granted("L"))
 				d.queueIs(kind, "7")
