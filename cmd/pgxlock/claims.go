@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 func newClaims() *cobra.Command {
@@ -36,7 +37,7 @@ request. Claims that another purge removes meanwhile are left to it.`,
 			case !cmd.Flags().Changed("older-than"):
 				return usageError{fmt.Errorf("--older-than is missing; say how old claims must be, for example --older-than 720h: the keys of younger ones stay claimed")}
 			case olderThan <= 0:
-				return usageError{fmt.Errorf("--older-than is %s, it must be more than 0: work that was just done could be done again", olderThan)}
+				return usageError{fmt.Errorf("--older-than is %s, it must be more than 0: work that was just done could be done again", readable.Exact(olderThan))}
 			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				var n int64
@@ -59,7 +60,7 @@ request. Claims that another purge removes meanwhile are left to it.`,
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 					return err
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %d\n", said, n)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", said, counted(n, "claim"))
 				return err
 			})
 		},

@@ -20,18 +20,18 @@ func TestClaimsPurgeRemovesOldClaimsAndSaysHowMany(t *testing.T) {
 			t.Errorf("%d claims are left, want %d: %v", got, want, err)
 		}
 	}
-	execute(t, env, "claims", "purge", "--older-than", "720h", "--dry-run").want(t, exitOK, "would remove 3\n", "")
+	execute(t, env, "claims", "purge", "--older-than", "720h", "--dry-run").want(t, exitOK, "would remove 3 claims\n", "")
 	execute(t, env, "claims", "purge", "--older-than", "720h", "--dry-run", "-o", "json").want(t, exitOK, "{\n  \"would_remove\": 3\n}\n", "")
 	execute(t, env, "claims", "purge").want(t, exitUsage, "", "--older-than is missing; say how old claims must be")
 	execute(t, env, "claims", "purge", "--older-than", "0").want(t, exitUsage, "", "--older-than is 0s, it must be more than 0")
-	execute(t, env, "claims", "purge", "--older-than", "-1h").want(t, exitUsage, "", "--older-than is -1h0m0s, it must be more than 0")
+	execute(t, env, "claims", "purge", "--older-than", "-1h").want(t, exitUsage, "", "--older-than is -1h, it must be more than 0")
 	execute(t, env, "claims").want(t, exitUsage, "", `"pgxlock claims" needs a command: purge`)
 	left(5)
 	execute(t, env, "claims", "purge", "--older-than", "720h", "-o", "json").want(t, exitOK, "{\n  \"removed\": 3\n}\n", "")
 	left(2)
 	execute(t, env, "claims", "purge", "--older-than", "720h").want(t, exitOK, "nothing to remove\n", "")
 	db.Exec(t, "update pgxlock_claims set claimed_at = now() - interval '31 days'")
-	execute(t, env, "claims", "purge", "--older-than", "720h").want(t, exitOK, "removed 1\n", "")
+	execute(t, env, "claims", "purge", "--older-than", "720h").want(t, exitOK, "removed 1 claim\n", "")
 	left(1)
 }
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // What run and acquire do when somebody else holds the lock, and once when the run was started
@@ -58,7 +60,7 @@ func (w *waiting) addFlags(cmd *cobra.Command, usage, noWaitUsage string) {
 func (w *waiting) check(flags *pflag.FlagSet) error {
 	switch {
 	case w.most < 0:
-		return fmt.Errorf("--wait is %s, it must be 0, which tries once, or more", w.most)
+		return fmt.Errorf("--wait is %s, it must be 0, which tries once, or more", readable.Exact(w.most))
 	case w.noWait && flags.Changed("wait"):
 		return errors.New("--wait and --no-wait exclude each other; leave one out")
 	}

@@ -121,7 +121,11 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return fmt.Errorf("unexpected argument %q: %s takes none", args[0], cmd.CommandPath())
+	suggested := ""
+	if key := cmd.Flags().Lookup("key"); key != nil {
+		suggested = "; did you mean --" + key.Name + " " + shellQuote(args[0]) + "?"
+	}
+	return fmt.Errorf("unexpected argument %q: %s takes none%s", args[0], cmd.CommandPath(), suggested)
 }
 
 // oneKey wants the name of one lock.

@@ -185,7 +185,7 @@ lease is lost, extend exits with 80: stop the work that it protects.`,
 					return err
 				}
 				if expires == nil {
-					return fmt.Errorf("extend %q: %w: it expired, or was released, evicted or taken over; stop the work that it protects", l.Key, errLost)
+					return fmt.Errorf("extend %q: %w: it expired, was released, evicted or taken over, or has another token; stop the work that it protects", l.Key, errLost)
 				}
 				l.ExpiresAt = *expires
 				if output == formatJSON {
@@ -222,7 +222,7 @@ it meanwhile. While a transaction that fenced the lease is open, release exits w
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				live, err := release(ctx, pool, schema, &l)
 				if err == nil && !live {
-					err = fmt.Errorf("release %q: %w: it expired, or was released, evicted or taken over; somebody else may have held it meanwhile", l.Key, errLost)
+					err = fmt.Errorf("release %q: %w: it expired, was released, evicted or taken over, or has another token; somebody else may have held it meanwhile", l.Key, errLost)
 				}
 				return err
 			})

@@ -59,7 +59,7 @@ longer does. --health-file is there exactly while this process leads, with {"key
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.read(cmd, args)
-			l.logger = slog.New(&complaints{&l.task})
+			l.logger = slog.New(&complaints{task: &l.task, ofCalls: true})
 			return l.do(cmd.Context(), cmd.Flags())
 		},
 	}
@@ -117,7 +117,9 @@ func (l *leadTask) do(ctx context.Context, flags *pflag.FlagSet) error {
 	})
 }
 
-// campaign leads again and again, until the command has ended by itself or a signal came.
+// campaign leads again and again, until the command has ended by itself or a signal came. Lead
+// takes the end of a command whose lock could not be renewed for a resignation: the lock may not
+// be lost yet. So campaign calls it again.
 func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile, under func(tenure) error) error {
 	ctx, resign := context.WithCancel(ctx)
 	defer resign()
@@ -125,11 +127,15 @@ func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile,
 	decided := false
 	stop := l.announcing(ctx, from)
 	defer func() { stop() }()
-	err := from.locker.Lead(ctx, l.key, func(work context.Context, term *pgxlock.Lock) error {
+	lead := func(work context.Context, term *pgxlock.Lock) error {
 		stop()
 		result = file.show(term)
 		if result == nil {
-			l.say("leads for %s with token %d, as %s", shown(l.key), term.Token(), printable(term.Holder()))
+			token := ""
+			if term.Token() != 0 {
+				token = fmt.Sprintf(" with token %d", term.Token())
+			}
+			l.say("leads for %s%s, as %s", shown(l.key), token, printable(term.Holder()))
 			result = under(tenure{lock: term, work: work, env: lockEnvironment(term), health: file})
 			file.remove()
 			l.say("no longer leads for %s%s", shown(l.key), endOfTerm(result))
@@ -145,11 +151,16 @@ func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile,
 		decided = true
 		resign() // also if the lock is lost just now: the command is not started again
 		return result
-	}, l.options()...)
-	if decided {
-		return result
 	}
-	return err
+	for {
+		err := from.locker.Lead(ctx, l.key, lead, l.options()...)
+		if decided {
+			return result
+		}
+		if _, again := errors.AsType[endedCommand](err); !again {
+			return err
+		}
+	}
 }
 
 // endOfTerm says why a term ended and what comes next, as far as nothing else says it.
@@ -185,7 +196,10 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 
 // complaints is a slog.Handler that says warnings and errors as a command does, if they have a
 // cause: others were said.
-type complaints struct{ *task }
+type complaints struct {
+	*task
+	ofCalls bool // only the errors of calls, and no loss: the report of renewals and the end of a command say those
+}
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelWarn
@@ -195,7 +209,9 @@ func (c *complaints) WithGroup(string) slog.Handler      { return c }
 
 func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool {
-		if err, ok := a.Value.Any().(error); ok && err.Error() != "" {
+		err, ok := a.Value.Any().(error)
+		_, ofCall := errors.AsType[*pgxlock.Error](err)
+		if ok && err.Error() != "" && (!c.ofCalls || ofCall && !errors.Is(err, pgxlock.ErrLost)) {
 			c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, err))
 		}
 		return true

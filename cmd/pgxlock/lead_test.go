@@ -15,7 +15,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // A candidate is a pgxlock lead with a health file, and an address that says whether it leads.
@@ -107,7 +109,7 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 			b.signal(t, syscall.SIGTERM)
 			b.says(t, "told")
 			b.ends(t, exitOK)
-			if text := b.stderr.String(); strings.Count(text, `pgxlock: leads for "k" with token `) != 2 || strings.Count(text, `pgxlock: no longer leads for "k"`) != 2 {
+			if text := b.stderr.String(); strings.Count(text, `pgxlock: leads for "k"`) != 2 || strings.Count(text, `pgxlock: no longer leads for "k"`) != 2 {
 				t.Errorf("of two terms it said %q", text)
 			}
 			for _, c := range []*candidate{a, b} {
@@ -116,6 +118,48 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestLeadIsACandidateAgainAfterAnOutageLongerThanItsTTL(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{})
+	db := &pgtest.DB{Pool: pgtest.Pool(t, server.URL("postgres")), URL: server.URL("postgres"), Name: "postgres"}
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]*candidate{"lease": nil, "advisory": nil}
+	for kind := range kinds {
+		kinds[kind] = startLead(t, db, trapping(obedient), "--kind", kind, "--ttl", "6s")
+		kinds[kind].says(t, "ready")
+	}
+	if err := server.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range kinds {
+		c.says(t, "told")
+		c.reports(t, `no longer leads for "k"; a candidate again`)
+		pgtest.Until(t, "it is a candidate, after a release that failed", func() bool {
+			return strings.Contains(c.stderr.String(), `cannot campaign; trying again: acquire "k": cannot connect`) || len(marked(c.mark)) == 0
+		})
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for kind, c := range kinds {
+		c.says(t, "ready")
+		_ = c.stdin.Close() // its command ends by itself
+		c.ends(t, exitOK)
+		text := c.stderr.String()
+		for _, unwanted := range []string{"renewal failed", "leadership lost", "token 0", "session of advisory locks"} {
+			if strings.Contains(text, unwanted) {
+				t.Errorf("%s: %q in %q", kind, unwanted, text)
+			}
+		}
+		if tokens, renewals := strings.Count(text, `leads for "k" with token `), strings.Count(text, "connection refused; start the server, or correct the host and the port; trying again: the lock"); kind == "lease" && tokens != 2 || renewals > 1 {
+			t.Errorf("%s: %d tokens, %d lines of one cause: %q", kind, tokens, renewals, text)
+		}
 	}
 }
 

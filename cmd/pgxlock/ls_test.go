@@ -430,7 +430,7 @@ func TestDurationsAreBrief(t *testing.T) {
 	t.Parallel()
 	for want, d := range map[string]time.Duration{
 		"0s": 0, "12ms": 12 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "28s": 28 * time.Second, "-2.2s": -2200 * time.Millisecond,
-		"12m5s": 12*time.Minute + 5*time.Second, "3h4m": 3*time.Hour + 4*time.Minute, "2d1h": 49 * time.Hour,
+		"12m5s": 12*time.Minute + 5*time.Second, "3h4m": 3*time.Hour + 4*time.Minute, "12h": 12 * time.Hour, "2d1h": 49 * time.Hour,
 	} {
 		if got := readable.Duration(d); got != want {
 			t.Errorf("%d: %s, want %s", d, got, want)

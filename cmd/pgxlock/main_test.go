@@ -170,7 +170,7 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 		{"migrate up --sideways", `unknown flag: --sideways (see pgxlock migrate up --help)`},
 		{"migrate status -o xml", `use table or json`},
 		{"ls -o yaml", `use table or json`},
-		{"ls everything", `unexpected argument "everything": pgxlock ls takes none`},
+		{"ls everything", `unexpected argument "everything": pgxlock ls takes none; did you mean --key everything?`},
 		{"ls --database-url mysql://root@h/db", `--database-url is not a PostgreSQL connection string`},
 	} {
 		t.Run(test.args, func(t *testing.T) {

@@ -105,7 +105,7 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 func TestReapSaysHowManyItRemoved(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL}
-	execute(t, env, "reap").want(t, exitOK, "removed 1\n", "") // that of two days ago
+	execute(t, env, "reap").want(t, exitOK, "removed 1 lease\n", "") // that of two days ago
 	execute(t, env, "reap", "--older-than", "10s", "-o", "json").want(t, exitOK, "{\n  \"removed\": 1\n}\n", "")
 	execute(t, env, "reap", "--older-than", "0s").want(t, exitOK, "nothing to remove\n", "")
 	execute(t, env, "ls", "--expired", "--exit-code").want(t, exitNone, "KEY", "")

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/once"
 )
 
@@ -71,7 +72,7 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.read(cmd, args)
 			o.stdout = cmd.OutOrStdout()
-			o.logger = slog.New(&complaints{&o.task})
+			o.logger = slog.New(&complaints{task: &o.task})
 			return o.do(cmd.Context(), cmd.Flags())
 		},
 	}
@@ -97,7 +98,7 @@ var errNotASpan = errors.New("use a duration such as 1d, 1w, 1d12h, 90s, or 90 f
 // longSpan is one with days or weeks.
 var longSpan = regexp.MustCompile(`^(?:([0-9]{1,4})w)?(?:([0-9]{1,4})d)?(.*)$`)
 
-func (s *span) String() string { return time.Duration(*s).String() }
+func (s *span) String() string { return inDays(time.Duration(*s)) }
 func (s *span) Type() string   { return "duration" }
 
 func (s *span) Set(text string) error {
@@ -120,7 +121,7 @@ func (s *span) Set(text string) error {
 func inDays(d time.Duration) string {
 	const day = 24 * time.Hour
 	if d < day || d%day != 0 {
-		return d.String()
+		return readable.Exact(d)
 	}
 	return fmt.Sprintf("%dd", d/day)
 }

@@ -198,7 +198,7 @@ func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
 		{"once k --every 0 -- true", "--every is 0s, it must be between 1ms and 3650d"},
 		{"once k --every 522w -- true", "--every is 3654d, it must be between 1ms and 3650d"},
 		{"once k --every 1d --offset 1d -- true", "--offset is 1d, it must be at least 0 and less than --every, 1d"},
-		{"once k --every 12h --zone Europe/Berlin -- true", "--zone is for periods of whole days, and --every is 12h0m0s; leave it out"},
+		{"once k --every 12h --zone Europe/Berlin -- true", "--zone is for periods of whole days, and --every is 12h; leave it out"},
 		{"once k --every 1d --zone Europe/Atlantis -- true", `--zone "Europe/Atlantis" is no time zone; use a name such as Europe/Berlin`},
 		{"once k --every 1d --zone Local -- true", `--zone "Local" is no time zone; use a name such as Europe/Berlin`},
 		{"once k --every 1d --zone= -- true", "--zone is empty"},

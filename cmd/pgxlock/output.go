@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -109,6 +110,14 @@ func timestamp(t time.Time) string {
 		return ""
 	}
 	return t.Local().Format(time.RFC3339)
+}
+
+// counted writes a number of things.
+func counted(n int64, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // shellQuote makes a word for a shell of a text that is shown as part of a

@@ -32,7 +32,7 @@ func TestCommandsWriteWhereTransactionsAreReadOnlyByDefault(t *testing.T) {
 	on("evictions").want(t, exitOK, "why", "")
 	on("reap").want(t, exitOK, "nothing to remove", "")
 	db.Exec(t, "select claim_once('old'); update pgxlock_claims set claimed_at = now() - interval '31 days'")
-	on("claims", "purge", "--older-than", "720h").want(t, exitOK, "removed 1\n", "")
+	on("claims", "purge", "--older-than", "720h").want(t, exitOK, "removed 1 claim\n", "")
 	on("migrate", "up").want(t, exitOK, "", "already current")
 
 	// The user's word counts, and the error says what it means here.

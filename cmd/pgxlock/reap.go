@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -26,7 +27,7 @@ time.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if olderThan < 0 {
-				return usageError{fmt.Errorf("--older-than is %s, it must be 0 or more", olderThan)}
+				return usageError{fmt.Errorf("--older-than is %s, it must be 0 or more", readable.Exact(olderThan))}
 			}
 			return m.do(cmd.Context(), writing, func(locks *monitor.Monitor) error {
 				removed, err := locks.Reap(cmd.Context(), olderThan)
@@ -39,7 +40,7 @@ time.`,
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 					return err
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d\n", removed)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %s\n", counted(removed, "lease"))
 				return err
 			})
 		},

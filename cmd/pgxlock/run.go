@@ -171,11 +171,11 @@ func (e *task) checkTimes(flags *pflag.FlagSet) error {
 	least, most := (e.ttl/12 + time.Millisecond - 1).Truncate(time.Millisecond), (e.ttl / 3).Truncate(time.Millisecond)
 	switch {
 	case e.ttl < time.Second:
-		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
+		return fmt.Errorf("--ttl is %s, it must be 1s or more", readable.Exact(e.ttl))
 	case e.kind == kindAdvisory && e.ttl > maxAdvisoryTTL:
-		return fmt.Errorf("--ttl is %s, with --kind advisory it must be %s or less", e.ttl, maxAdvisoryTTL)
+		return fmt.Errorf("--ttl is %s, with --kind advisory it must be %s or less", readable.Exact(e.ttl), readable.Exact(maxAdvisoryTTL))
 	case e.grace < least || e.grace > most:
-		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, least, most)
+		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", readable.Exact(e.grace), readable.Exact(e.ttl), readable.Exact(least), readable.Exact(most))
 	}
 	return nil
 }

@@ -344,7 +344,7 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"k --ttl 12s --grace 5s -- true", "between 1s and 4s"},
 		{"k --grace 0 -- true", "--grace"},
 		{"k --ttl 1s --grace 83ms -- true", "with --ttl 1s it must be between 84ms and 333ms"},
-		{"k --ttl 577h --kind advisory -- true", "with --kind advisory it must be 576h0m0s or less"},
+		{"k --ttl 577h --kind advisory -- true", "with --kind advisory it must be 576h or less"},
 		{"k --ttl 999999h -- true", "--ttl is 999999h0m0s, it must be between 1s and 100 years"},
 		{"k --permits 0 -- true", "--permits"},
 		{"k --permits 2 --shared -- true", "exclude each other"},

@@ -173,6 +173,9 @@ func (s *supervision) changed(c change) {
 	case c.status.Stopped():
 		s.stopped(c.status.StopSignal())
 	default:
+		if s.overslept() {
+			s.stop(nil)
+		}
 		s.over, s.status = true, c.status
 		s.health.remove()
 		s.tty.takeBack()
@@ -195,9 +198,10 @@ func (s *supervision) look() time.Duration {
 	case s.lock == nil:
 		return later
 	case !s.told:
+		overslept := s.overslept() // by the schedule that the watcher has
 		s.until = s.deadline()
 		left := s.until - s.grace - bootClock()
-		if left > 0 {
+		if left > 0 && !overslept {
 			s.watcher.tell(s.schedule())
 			return min(left, s.ttl/12) // soon enough for the watcher to know of most renewals
 		}
@@ -231,6 +235,10 @@ func (s *supervision) schedule() schedule {
 	}
 	return o
 }
+
+// overslept reports whether we were frozen for so long that the watcher has told the command to
+// end: also if the lock is renewed since.
+func (s *supervision) overslept() bool { return !s.told && bootClock() >= s.schedule().Term }
 
 // stop tells the command to end, because the lock is lost or is about to be, or because its
 // holder was asked to step down, and has the whole grace for that.

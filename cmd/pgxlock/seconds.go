@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // seconds is the value of a flag that takes a duration: with units, as Go writes one, or as a
@@ -16,7 +18,7 @@ type seconds time.Duration
 // errNotADuration says what a duration looks like.
 var errNotADuration = errors.New("use a duration such as 90s, 1h30m, or 90 for seconds")
 
-func (s *seconds) String() string { return time.Duration(*s).String() }
+func (s *seconds) String() string { return readable.Exact(time.Duration(*s)) }
 func (s *seconds) Type() string   { return "duration" }
 
 func (s *seconds) Set(text string) error {

@@ -22,6 +22,7 @@ type Attempts struct {
 	mu    sync.Mutex
 	tried int       // how often since the last connection, with the attempt in flight
 	began time.Time // when the first of them began
+	last  error     // why the server could not be reached by the last of them that has ended; nil: none has
 }
 
 // Connect makes one attempt. finish makes the new connection ready, and the attempt fails with
@@ -62,12 +63,15 @@ func (a *Attempts) Connect(ctx context.Context, dial Dial, finish func(context.C
 		return nil, lockerr.ErrClosed
 	case err == nil:
 		a.mu.Lock()
-		a.tried = 0
+		a.tried, a.last = 0, nil
 		a.mu.Unlock()
 		outages.over(server)
 		return c, nil
 	case lockerr.Unreachable(err):
 		outages.failed(server)
+		a.mu.Lock()
+		a.last = err
+		a.mu.Unlock()
 		if a.lasts() {
 			err = fmt.Errorf("%w (%s)", err, a.Tried())
 		}
@@ -93,7 +97,19 @@ func (a *Attempts) left(wait context.Context) error {
 	if !errors.Is(cause, lockerr.ErrNoAnswer) && !errors.Is(cause, lockerr.ErrClosed) { // it is a caller's
 		cause = lockerr.ContextError(wait)
 	}
-	return fmt.Errorf("%w: %w (%s)", cause, ErrConnecting, a.Tried())
+	return a.connecting(cause)
+}
+
+// connecting adds to why a wait has ended that there is no connection, and since when, and if the
+// wait was not ended by its caller, why the last attempt failed.
+func (a *Attempts) connecting(why error) error {
+	a.mu.Lock()
+	last := a.last
+	a.mu.Unlock()
+	if last != nil && errors.Is(why, lockerr.ErrNoAnswer) {
+		return fmt.Errorf("%w: %w: %w (%s)", why, ErrConnecting, last, a.Tried())
+	}
+	return fmt.Errorf("%w: %w (%s)", why, ErrConnecting, a.Tried())
 }
 
 // Explain adds to err, with which a wait has ended, that there is no connection, if that is why.
@@ -101,10 +117,10 @@ func (a *Attempts) Explain(err error) error {
 	if _, failed := errors.AsType[*pgconn.ConnectError](err); failed || !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, ErrConnecting) {
 		return err // an attempt that failed says so itself
 	}
-	if tried := a.Tried(); tried != "" {
-		return fmt.Errorf("%w: %w (%s)", err, ErrConnecting, tried)
+	if a.Tried() == "" {
+		return err
 	}
-	return err
+	return a.connecting(err)
 }
 
 // Tried says how often it was tried to connect, and for how long; "" if there was no attempt

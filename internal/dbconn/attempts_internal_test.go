@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"net"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 func TestEachAddressHasItsTimeToConnect(t *testing.T) {
@@ -113,4 +116,33 @@ func TestAttemptsPauseAfterTheFailuresOfAll(t *testing.T) {
 			t.Errorf("after a success: %s", pause)
 		}
 	})
+}
+
+// A caller that leaves, or a Locker that is closed, says nothing of the server.
+func TestWaitForAConnectionEndsWithWhyTheLastAttemptFailed(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig("host=127.0.0.1 port=1 user=u sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	a := Attempts{Dialer: Dialer{Config: config}}
+	if err := a.left(Now); errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("before an attempt: %v", err)
+	}
+	if _, err := a.Connect(t.Context(), Dial{}, nil); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	for _, err := range []error{a.left(Now), a.Explain(lockerr.ErrNoAnswer)} {
+		if !errors.Is(err, ErrConnecting) || !errors.Is(err, lockerr.ErrNoAnswer) || !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("after one: %v", err)
+		}
+	}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if err := a.left(left); !errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("of a caller who has left: %v", err)
+	}
 }

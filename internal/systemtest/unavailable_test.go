@@ -74,10 +74,24 @@ func TestServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
 	monitor := testkit.NewMonitor(t, &pgtest.DB{Pool: pgtest.Pool(t, db.URL, func(c *pgxpool.Config) { c.MaxConns = 1 })}, nil)
 	testkit.Snapshot(t, monitor)
+	terms, led := make(chan context.Context), make(chan error, 1)
+	leader := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 2 * time.Second})
+	go func() {
+		led <- leader.Lead(t.Context(), "leader", func(work context.Context, _ *pgxlock.Lock) error {
+			select {
+			case terms <- work:
+			case <-work.Done():
+			}
+			<-work.Done()
+			return context.Cause(work)
+		})
+	}()
+	first := <-terms
 	if err := server.Crash(); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // on the connection that broke, and on a new one
+	<-first.Done() // the outage is longer than the TTL
+	for range 2 {  // on the connection that broke, and on a new one
 		if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("Renew: %v", err)
 		}
@@ -90,6 +104,13 @@ func TestServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 	}
 	pgtest.Until(t, "it is there again", func() bool { return lock.Renew(t.Context()) == nil })
 	testkit.Release(t, lock)
+	select {
+	case <-terms:
+	case err := <-led:
+		t.Errorf("Lead has ended with the outage: %v", err)
+	case <-time.After(pgtest.Patience):
+		t.Error("nobody leads after the outage")
+	}
 }
 
 // Maintenance may keep a table locked for longer than a statement waits for it.

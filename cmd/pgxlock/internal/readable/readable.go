@@ -8,6 +8,18 @@ import (
 	"time"
 )
 
+// Exact writes a duration as flags take it, without the units of which there are none.
+func Exact(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
 // Duration writes a duration as precisely as people want to know it.
 func Duration(d time.Duration) string {
 	if d < 0 {
@@ -22,7 +34,7 @@ func Duration(d time.Duration) string {
 	case d < time.Hour:
 		return d.Round(time.Second).String()
 	case d < day:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+		return Exact(d.Round(time.Minute))
 	}
 	return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
 }
