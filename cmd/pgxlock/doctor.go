@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +77,7 @@ func printFindings(cmd *cobra.Command, output format, findings []doctor.Finding)
 	p := colors(cmd)
 	count := make(map[doctor.Status]int)
 	for _, f := range findings {
-		if err := printFinding(cmd.OutOrStdout(), p, f); err != nil {
+		if _, err := io.WriteString(cmd.OutOrStdout(), finding(p, columns(cmd.OutOrStdout()), f)); err != nil {
 			return err
 		}
 		count[f.Status]++
@@ -103,15 +104,14 @@ func summary(count map[doctor.Status]int) string {
 	return text
 }
 
-// printFinding prints what was found in one line, and what to do in another.
-func printFinding(w io.Writer, p palette, f doctor.Finding) error {
+// finding is what was found in a line, and what to do in another.
+func finding(p palette, columns int, f doctor.Finding) string {
+	const indent = 21
 	color := map[doctor.Status]string{doctor.StatusOK: green, doctor.StatusWarning: yellow, doctor.StatusError: red}[f.Status]
-	if _, err := fmt.Fprintf(w, "%s %s %s\n", p.paint(color, fmt.Sprintf("%-7s", f.Status)), p.paint(bold, fmt.Sprintf("%-12s", f.Check)), printable(f.Detail)); err != nil {
-		return err
+	begin := p.paint(color, fmt.Sprintf("%-7s", f.Status)) + " " + p.paint(bold, fmt.Sprintf("%-12s", f.Check)) + " "
+	text := hang(begin, printable(f.Detail), indent, columns)
+	if f.Advice != "" {
+		text += hang(strings.Repeat(" ", indent)+p.paint(faint, "->")+" ", p.paint(faint, printable(f.Advice)), indent+3, columns)
 	}
-	if f.Advice == "" {
-		return nil
-	}
-	_, err := fmt.Fprintf(w, "%-20s %s\n", "", p.paint(faint, "-> "+printable(f.Advice)))
-	return err
+	return text
 }

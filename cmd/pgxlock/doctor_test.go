@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -130,12 +129,22 @@ func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
 func TestFindingIsPaintedByItsStatusAndObeyedByNoTerminal(t *testing.T) {
 	t.Parallel()
 	for status, color := range map[doctor.Status]string{doctor.StatusOK: green, doctor.StatusWarning: yellow, doctor.StatusError: red} {
-		var b bytes.Buffer
-		if err := printFinding(&b, true, doctor.Finding{Check: "prepared", Status: status, Detail: "'\x1b[2J' is there", Advice: "ROLLBACK PREPARED '\x1b[2J'"}); err != nil {
-			t.Fatal(err)
-		}
-		if text := b.String(); !strings.HasPrefix(text, "\x1b["+color+"m"+string(status)) || strings.Contains(text, "\x1b[2J") || strings.Count(text, "\n") != 2 {
+		text := finding(true, 0, doctor.Finding{Check: "prepared", Status: status, Detail: "'\x1b[2J' is there", Advice: "ROLLBACK PREPARED '\x1b[2J'"})
+		if !strings.HasPrefix(text, "\x1b["+color+"m"+string(status)) || strings.Contains(text, "\x1b[2J") || strings.Count(text, "\n") != 2 {
 			t.Errorf("%q", text)
 		}
+	}
+}
+
+func TestFindingIsBrokenBetweenWordsBehindItsCheck(t *testing.T) {
+	t.Parallel()
+	found := doctor.Finding{Check: "pooler", Status: doctor.StatusOK, Detail: "no pooler in front of the server", Advice: "have the administrators restart it"}
+	const want = "ok      pooler       no pooler in front\n" +
+		"                     of the server\n" +
+		"                     -> have the\n" +
+		"                        administrators\n" +
+		"                        restart it\n"
+	if got := painted.ReplaceAllString(finding(true, 40, found), ""); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -196,12 +197,11 @@ func (e *eviction) find(cmd *cobra.Command, locks *monitor.Monitor) (pgxlock.Hol
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s%s; %w; %s", shown(e.key), as, errNotEvicted, remedy)
 }
 
-// shortens reports whether a text is a holder id with … for a part of it, as a narrow table shows it. A plain beginning
+// shortens reports whether a text is a holder id with … for parts of it, as a narrow table shows it. A plain beginning
 // is not enough: the holder pod-1 may be gone, and pod-10 there.
 func shortens(text, id string) bool {
-	begin, end, cut := strings.Cut(text, "…")
-	rest, begins := strings.CutPrefix(printable(id), begin)
-	return cut && begins && strings.HasSuffix(rest, end)
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(text), "…", ".*")
+	return pattern != regexp.QuoteMeta(text) && regexp.MustCompile("^"+pattern+"$").MatchString(printable(id))
 }
 
 // choices are what chooses one of several holders.

@@ -124,10 +124,11 @@ func viewEviction(e serve.Eviction) evictionView {
 }
 
 var evictionTable = table{
-	titles: []string{"EVICTED AT", "KEY", "KIND", "HOLDER", "BY", "REASON"},
-	ids:    []string{"KEY", "HOLDER"},
-	prose:  "REASON",
-	extra:  []string{"REASON", "KIND", "BY"},
+	titles:  []string{"EVICTED AT", "KEY", "KIND", "HOLDER", "BY", "REASON"},
+	holders: []string{"HOLDER"},
+	keys:    []string{"KEY"},
+	prose:   "REASON",
+	extra:   []string{"REASON", "KIND", "BY"},
 }
 
 func printEvictions(w io.Writer, p palette, s sheet, list []serve.Eviction) error {

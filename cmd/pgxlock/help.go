@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -116,6 +119,43 @@ func newHelp() *cobra.Command {
 	}
 }
 
+const (
+	helpColumns     = 78 // of help that is not written to a terminal
+	mostHelpColumns = 100
+)
+
+// entry is the beginning of a line of a list: its indentation, and what is explained behind it.
+var entry = regexp.MustCompile(`^ *(?:\S.*? {2,})?`)
+
+// helpText is the help of a command in lines of so many columns. Examples are not broken: a
+// shell reads them.
+func helpText(cmd *cobra.Command, columns int) string {
+	text := strings.TrimSpace(cmp.Or(cmd.Long, cmd.Short)) + "\n"
+	if cmd.Runnable() || cmd.HasSubCommands() {
+		text += "\n" + cmd.UsageString()
+	}
+	var b strings.Builder
+	paragraph := ""
+	for line := range strings.Lines(text + "\n") {
+		line = strings.TrimRight(line, " \n")
+		if line != "" && strings.TrimLeft(line, " \t") == line {
+			paragraph += line + " "
+			continue
+		}
+		if paragraph != "" {
+			b.WriteString(hang("", paragraph, 0, columns))
+			paragraph = ""
+		}
+		if runewidth.StringWidth(line) <= columns || strings.Contains(cmd.Example, line) {
+			b.WriteString(line + "\n")
+			continue
+		}
+		begin := entry.FindString(line)
+		b.WriteString(hang(begin, line[len(begin):], len(begin), columns))
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
 // noArguments refuses arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
@@ -158,7 +198,7 @@ func listExitCodes() string {
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	for _, c := range exitCodes {
 		label := c.code
-		for _, line := range fold(c.meaning, 72) {
+		for _, line := range fold(c.meaning, helpColumns-len("  128+n   ")) {
 			_, _ = fmt.Fprintf(w, "  %s\t%s\n", label, line) // a Builder takes everything
 			label = ""
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -36,11 +37,62 @@ func TestCommandsHaveHelpAndAnExample(t *testing.T) {
 		if cmd.Short == "" || cmd.Long == "" || !cmd.HasSubCommands() && runs == 0 {
 			t.Errorf("%s: help %q, %q, example %q", cmd.CommandPath(), cmd.Short, cmd.Long, cmd.Example)
 		}
-		for line := range strings.Lines(cmd.Long + "\n" + cmd.Example) {
-			if line = strings.TrimSuffix(line, "\n"); len(line) > 100 && !strings.Contains(line, "https://") {
+	}
+}
+
+// A terminal breaks a line that is longer in the middle of a word.
+func TestHelpFitsTheScreen(t *testing.T) {
+	t.Parallel()
+	root := newRoot()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range all(root) {
+		cmd.InitDefaultHelpFlag()
+		text := helpText(cmd, 80)
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSuffix(line, "\n"); len(line) > 80 && !strings.HasPrefix(line, "https://") {
 				t.Errorf("%s: a line has %d columns: %q", cmd.CommandPath(), len(line), line)
 			}
 		}
+		want := cmp.Or(cmd.Long, cmd.Short)
+		if cmd.Runnable() || cmd.HasSubCommands() {
+			want += " " + cmd.UsageString()
+		}
+		if !slices.Equal(strings.Fields(text), strings.Fields(want)) {
+			t.Errorf("%s: the help has other words than its texts:\n%s", cmd.CommandPath(), text)
+		}
+	}
+}
+
+func TestHelpIsBrokenBetweenWords(t *testing.T) {
+	t.Parallel()
+	cmd := &cobra.Command{Use: "do", Long: "Do what is to be done, in\nthe order of the list:\n\n  one   the first thing that is done\n  two   another", Example: "  do it --without a --break", Run: func(*cobra.Command, []string) {}}
+	cmd.Flags().String("name", "", "the `name` of all that is done")
+	const want = `Do what is to be
+done, in the order
+of the list:
+
+  one   the first
+        thing that
+        is done
+  two   another
+
+Usage:
+  do [flags]
+
+Examples:
+  do it --without a --break
+
+Flags:
+      --name name   the
+                    name
+                    of
+                    all
+                    that
+                    is
+                    done
+`
+	if got := helpText(cmd, 20); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
 	}
 }
 

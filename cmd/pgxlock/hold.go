@@ -172,7 +172,7 @@ func newExtend() *cobra.Command {
 		Short: "Extend a lease",
 		Long: `Extend a lease, so that it lasts for --ttl from now, and print when it expires. If the
 lease is lost, extend exits with 80: stop the work that it protects.`,
-		Example: `  pgxlock extend nightly --holder "$holder" --token "$token" --ttl 5m >/dev/null || exit`,
+		Example: `  pgxlock extend nightly --holder "$holder" --token "$token" --ttl 5m || exit`,
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.Key = args[0]

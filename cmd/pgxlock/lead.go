@@ -54,7 +54,7 @@ longer does. --health-file is there exactly while this process leads, with {"key
 503 otherwise.`,
 		Example: `  pgxlock lead scheduler -- ./scheduler
   pgxlock lead scheduler --ttl 10 --health-addr ` + exampleHealthAddr + ` -- ./scheduler
-  pgxlock lead vip --health-file leader.json --metadata 10.0.0.7 -- ./announce-address`,
+  pgxlock lead vip --health-file leader.json --metadata 10.0.0.7 -- ./announce`,
 		Args:              keyAndCommand,
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -39,11 +39,11 @@ publish the keys of those that they hold for long. It is always live: --older-th
 An empty list is a success; with --exit-code, ls exits with 1 then. Standard error says
 what this role, this schema or this server cannot show. If locks that are asked for are
 among that, ls exits with another code than 0, and prints no list that would be empty.`,
-		Example: `  pgxlock ls --state expired,abandoned               # what nobody released
-  pgxlock ls --older-than 1h --sort age --limit 10   # the ten oldest leases
-  pgxlock ls --kind advisory --name nightly          # advisory locks, one by its name
+		Example: `  pgxlock ls --state expired,abandoned              # what nobody released
+  pgxlock ls --older-than 1h --sort age --limit 10  # the ten oldest leases
+  pgxlock ls --kind advisory --name nightly         # advisory, one by its name
   pgxlock ls --holder pod-7 -o json | jq -r '.[].key'
-  while pgxlock ls --holder pod-7 --state live --exit-code >/dev/null; do sleep 1; done`,
+  while pgxlock ls --holder pod-7 --state live --exit-code; do sleep 1; done`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd); err != nil {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -59,7 +60,7 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		err = context.Cause(ctx)
 	}
 	if text := describe(cmd.Flags(), err); text != "" {
-		cmd.PrintErrln("pgxlock:", withGrant(cmd, text))
+		complain(cmd, withGrant(cmd, text))
 	}
 	return exitCode(err)
 }
@@ -71,10 +72,10 @@ func newRoot() *cobra.Command {
 		Long: `Distributed locks in PostgreSQL.
 
 Begin with pgxlock migrate up.`,
-		Example: `  pgxlock migrate up                                 # install the tables and functions
-  pgxlock run -n nightly -- ./backup.sh              # run a command under a lock
-  pgxlock ls                                         # list who holds which lock
-  pgxlock watch                                      # watch who holds locks and who waits`,
+		Example: `  pgxlock migrate up                     # install the tables and functions
+  pgxlock run -n nightly -- ./backup.sh  # run a command under a lock
+  pgxlock ls                             # list who holds which lock
+  pgxlock watch                          # watch who holds locks and who waits`,
 		Args:          noCommand,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -82,6 +83,10 @@ Begin with pgxlock migrate up.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(flagError)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		out := cmd.OutOrStdout()
+		_, _ = io.WriteString(out, helpText(cmd, min(cmp.Or(columns(out), helpColumns), mostHelpColumns))) // where that fails nobody reads
+	})
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file

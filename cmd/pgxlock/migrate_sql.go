@@ -30,7 +30,7 @@ prints the paths of the files that it wrote.`,
 		Example: `  pgxlock migrate sql | psql -1 -v ON_ERROR_STOP=1 -f -
   pgxlock migrate sql --down | psql -1 -v ON_ERROR_STOP=1 -f -
   pgxlock migrate sql --format goose --dir db/migrations --number 20261121120000
-  pgxlock migrate sql --format flyway --dir src/main/resources/db/migration --number 42`,
+  pgxlock migrate sql --format flyway --dir db/migration --number 42`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := refuseEmpty(cmd.Flags(), "the default", "schema", "dir"); err != nil {

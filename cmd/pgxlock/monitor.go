@@ -213,11 +213,12 @@ func heldUntil(at time.Time, h pgxlock.Holder) time.Time {
 // holderTable lists holders. The holder id of an advisory lock has its PID. MODE is never left out, or readers would look
 // like writers.
 var holderTable = table{
-	titles: []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"},
-	ids:    []string{"KEY", "HOLDER"},
-	prose:  "NOTE",
-	extra:  []string{"PID", "NOTE", "TOKEN", "NOTE"},
-	last:   []string{"REMAINING", "HELD FOR", "KIND"},
+	titles:  []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"},
+	holders: []string{"HOLDER"},
+	keys:    []string{"KEY"},
+	prose:   "NOTE",
+	extra:   []string{"PID", "NOTE", "TOKEN"},
+	last:    []string{"KIND", "HELD FOR", "NOTE", "REMAINING"},
 }
 
 // printHolders prints a table of holders as they are at a moment of the server's clock.

@@ -49,6 +49,19 @@ func TestEvictAsksFirstOnATerminal(t *testing.T) {
 	s.prompts(t, 1)
 }
 
+func TestErrorIsBrokenBetweenWordsOnATerminal(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	s := newScreen(t, "postgres://me@"+closed+"/db")
+	s.runs(t, "pgxlock watch --every 100ms")
+	s.shows(t, "\npgxlock: --every is 100ms, it must be at least 1s: each snapshot stops the\n         server's lock table for a moment\n")
+	s.prompts(t, exitUsage)
+	s.clears(t)
+	s.runs(t, "pgxlock help environment")
+	s.shows(t, "of once only\n                         with --retry\n")
+	s.prompts(t, exitOK)
+}
+
 func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

@@ -66,7 +66,7 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 		Example: `  pgxlock once report --every 1d -- ./report.sh
   pgxlock once report --every 1d --zone Europe/Berlin --retry -- ./report.sh
   pgxlock once -q cleanup --every 15m -- ./cleanup.sh
-  pgxlock once weekly --every 1w --offset 1d6h -E 75 -- ./weekly.sh     # Tuesdays from 6`,
+  pgxlock once weekly --every 1w --offset 1d6h -E 75 -- ./weekly.sh  # Tuesdays`,
 		Args:              keyAndCommand,
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {

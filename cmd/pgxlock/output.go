@@ -100,6 +100,12 @@ func colors(cmd *cobra.Command) palette {
 	return palette(terminal)
 }
 
+// complain writes a message.
+func complain(cmd *cobra.Command, text string) {
+	const begin = "pgxlock: "
+	cmd.PrintErr(hang(begin, text, len(begin), columns(cmd.ErrOrStderr())))
+}
+
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
 func printable(s string) string { return oneline.Text(s) }

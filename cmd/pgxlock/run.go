@@ -68,9 +68,9 @@ The exit code is the command's own, 128+n if signal n ended it, 126 if it cannot
 executed, 127 if it does not exist, 75 if somebody else holds the lock (-E changes
 that), 80 if the lock was lost. pgxlock help exit-codes lists the others.`,
 		Example: `  pgxlock run -n nightly -- ./backup.sh /var/lib/app     # if the lock is free
-  pgxlock run -w 10m import --permits 3 -- ./import.sh   # three at a time, wait 10 minutes
-  pgxlock run -s report -- ./read.sh                     # shared with others that use -s
-  pgxlock run -n -E 0 -q cleanup -- ./cleanup.sh         # for cron: to be busy is no failure`,
+  pgxlock run -w 10m import --permits 3 -- ./import.sh   # three at a time
+  pgxlock run -s report -- ./read.sh                     # with others with -s
+  pgxlock run -n -E 0 -q cleanup -- ./cleanup.sh         # busy is no failure`,
 		Args:              keyAndCommand,
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {

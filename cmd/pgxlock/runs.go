@@ -201,10 +201,11 @@ func viewRun(r once.Record) runView {
 }
 
 var runTable = table{
-	titles: []string{"KEY", "RUN", "EVERY", "STATE", "STARTED AT", "FINISHED AT", "ATTEMPTS", "BY", "ERROR"},
-	ids:    []string{"KEY", "RUN", "BY"},
-	prose:  "ERROR",
-	extra:  []string{"EVERY", "ERROR", "ATTEMPTS", "STARTED AT", "BY", "FINISHED AT"},
+	titles:  []string{"KEY", "RUN", "EVERY", "STATE", "STARTED AT", "FINISHED AT", "ATTEMPTS", "BY", "ERROR"},
+	holders: []string{"BY"},
+	keys:    []string{"KEY", "RUN"},
+	prose:   "ERROR",
+	extra:   []string{"EVERY", "ERROR", "ATTEMPTS", "STARTED AT", "BY", "FINISHED AT"},
 }
 
 func printRuns(w io.Writer, p palette, s sheet, list []once.Record) error {

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"io"
-	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -14,16 +14,19 @@ import (
 
 // A table is what a list shows of each row, and what of that a narrow screen can do without.
 type table struct {
-	titles []string
-	ids    []string // are shortened in the middle
-	prose  string   // is broken between words
-	extra  []string // are left out, in this order, before an id is shortened; prose is made narrower first
-	last   []string // are left out before an id is shortened to less than shortest
+	titles  []string
+	holders []string // are holder ids, of which the random part is shortened before all else, and the rest before keys
+	keys    []string // are shortened in the middle
+	prose   string   // is broken between words
+	extra   []string // are left out, in this order, before a name in a holder id is shortened; prose is made narrower first
+	last    []string // are left out before a key is shortened to less than ample, or a holder id to less than shortest
 }
 
 const (
 	gap      = 2  // between two columns
-	shortest = 16 // of an id with which people can do something
+	shortest = 20 // of an id with which people can do something
+	ample    = 40 // of a key
+	fewest   = 4  // characters of the random part of a holder id
 	narrow   = 24 // of prose that is pleasant to read
 )
 
@@ -49,16 +52,16 @@ func isWide(cmd *cobra.Command) bool {
 
 // sheetOf is what a command prints tables on.
 func sheetOf(cmd *cobra.Command) sheet {
-	s := sheet{columns: columns(cmd), more: "--wide"}
+	s := sheet{columns: columns(cmd.OutOrStdout()), more: "--wide"}
 	if isWide(cmd) {
 		s.more = ""
 	}
 	return s
 }
 
-// columns is how wide the terminal is that a command writes to; 0: it writes to none.
-func columns(cmd *cobra.Command) int {
-	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
+// columns is how wide the terminal is to which something is written; 0: it is none.
+func columns(w io.Writer) int {
+	if file, ok := w.(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		width, _, _ := window(file)
 		return width
 	}
@@ -93,7 +96,11 @@ func (t table) print(w io.Writer, p palette, s sheet, rows [][]cell) error {
 	case s.more == "":
 		lines = broken(shown, widths, s)
 	default:
-		lines[0], note = t.fit(shown, widths, s)
+		natural := slices.Clone(widths)
+		if t.over(shown, widths, s) > 0 {
+			t.abbreviate(rows, widths)
+		}
+		lines[0], note = t.fit(shown, natural, widths, s)
 	}
 	var b strings.Builder
 	for _, row := range rows {
@@ -151,26 +158,65 @@ func broken(shown, widths []int, s sheet) (lines [][]int) {
 	return append(lines, line)
 }
 
+// abbreviate leaves of the random part of each holder id what tells it from all others, at the
+// end: evict finds the holder by that.
+func (t table) abbreviate(rows [][]cell, widths []int) {
+	short := make(map[string]string) // by the text
+	for kept, unique := fewest, false; !unique; kept++ {
+		whole := make(map[string]string) // by the short one
+		unique = true
+		for _, row := range rows[1:] {
+			for i, title := range t.titles {
+				if text := row[i].text; slices.Contains(t.holders, title) {
+					short[text] = random.ReplaceAllStringFunc(text, func(part string) string { return ":…" + part[len(part)-kept:] })
+					unique = unique && cmp.Or(whole[short[text]], text) == text
+					whole[short[text]] = text
+				}
+			}
+		}
+	}
+	for i, title := range t.titles {
+		if !slices.Contains(t.holders, title) {
+			continue
+		}
+		widths[i] = runewidth.StringWidth(title)
+		for _, row := range rows[1:] {
+			row[i].text = short[row[i].text]
+			widths[i] = max(widths[i], runewidth.StringWidth(row[i].text))
+		}
+	}
+}
+
+// over is by how many columns those that are shown are too wide.
+func (t table) over(shown, widths []int, s sheet) int {
+	total := -gap - s.columns
+	for _, i := range shown {
+		total += gap + widths[i]
+	}
+	return total
+}
+
 // fit returns the columns for which there is room, with a note of what is missing then.
-func (t table) fit(shown, widths []int, s sheet) (fitting []int, note string) {
-	natural := slices.Clone(widths)
+func (t table) fit(shown, natural, widths []int, s sheet) (fitting []int, note string) {
 	is := func(titles []string, i int) bool { return slices.Contains(titles, t.titles[i]) }
-	// over is by how much the columns are too wide if no id is wider than most.
-	over := func(most int) int {
-		total := -gap - s.columns
+	// over is by how much the columns are too wide, if ids are shortened or not.
+	over := func(shortened bool) int {
+		total := t.over(shown, widths, s)
 		for _, i := range shown {
-			total += gap + widths[i]
-			if is(t.ids, i) {
-				total -= max(0, widths[i]-most)
+			switch {
+			case shortened && is(t.holders, i):
+				total -= max(0, widths[i]-shortest)
+			case shortened && is(t.keys, i):
+				total -= max(0, widths[i]-ample)
 			}
 		}
 		return total
 	}
 	var out []string
-	leaveOut := func(titles []string, most int) {
-		narrowed := false
+	narrowed := false
+	leaveOut := func(titles []string, shortened bool) {
 		for _, title := range titles {
-			i, excess := slices.Index(t.titles, title), over(most)
+			i, excess := slices.Index(t.titles, title), over(shortened)
 			switch n := slices.Index(shown, i); {
 			case n < 0 || excess <= 0:
 			case title == t.prose && !narrowed:
@@ -181,16 +227,20 @@ func (t table) fit(shown, widths []int, s sheet) (fitting []int, note string) {
 			}
 		}
 	}
-	leaveOut(t.extra, math.MaxInt)
-	leaveOut(t.last, shortest)
+	leaveOut(t.extra, false)
+	leaveOut(t.last, true)
 	for _, title := range slices.Backward(out) { // one that was left out before a wider one may have room
-		if i := slices.Index(t.titles, title); over(math.MaxInt)+gap+widths[i] <= 0 {
+		if i := slices.Index(t.titles, title); over(is(t.last, i))+gap+widths[i] <= 0 {
 			shown, out = append(shown, i), slices.DeleteFunc(out, func(one string) bool { return one == title })
 			slices.Sort(shown)
 		}
 	}
-	for _, able := range []func(int) bool{func(i int) bool { return is(t.ids, i) && widths[i] > shortest }, func(i int) bool { return widths[i] > 2 }} { // 2: one wide character
-		for over(math.MaxInt) > 0 {
+	for _, able := range []func(int) bool{
+		func(i int) bool { return is(t.holders, i) && widths[i] > shortest },
+		func(i int) bool { return is(t.keys, i) && widths[i] > shortest },
+		func(i int) bool { return widths[i] > 2 }, // one wide character
+	} {
+		for over(false) > 0 {
 			widest := -1
 			for _, i := range shown {
 				if able(i) && (widest < 0 || widths[i] > widths[widest]) {
@@ -206,7 +256,7 @@ func (t table) fit(shown, widths []int, s sheet) (fitting []int, note string) {
 	var short []string
 	for _, i := range shown {
 		if t.titles[i] == t.prose {
-			widths[i] = min(natural[i], widths[i]-over(math.MaxInt))
+			widths[i] = min(natural[i], widths[i]-over(false))
 		} else if widths[i] < natural[i] {
 			short = append(short, t.titles[i])
 		}
@@ -233,26 +283,26 @@ func (t table) cut(s sheet, column int, text string, columns int) string {
 		return text
 	case t.titles[column] == t.prose, s.more == "":
 		return wrap(text, columns)
-	case slices.Contains(t.ids, t.titles[column]):
+	case slices.Contains(t.keys, t.titles[column]), slices.Contains(t.holders, t.titles[column]):
 		return middle(text, columns)
 	}
 	return runewidth.Truncate(text, columns, "…")
 }
 
 // random is the part of a holder id that only tells one acquisition from another.
-var random = regexp.MustCompile(`:[A-Z2-7]{26}$`)
+var random = regexp.MustCompile(`:[A-Z2-7]{26}\b`)
 
-// middle shortens an id to so many columns: names of pods differ at their end. The random part
-// of a holder id goes first.
+// middle shortens an id to so many columns: names of pods differ at their end. What is left of
+// the random part of a holder id stays.
 func middle(id string, columns int) string {
 	width := runewidth.StringWidth(id)
-	if at := random.FindStringIndex(id); at != nil && width > columns {
-		kept := max(0, columns-runewidth.StringWidth(id[:at[0]]+":…"))
-		id = id[:at[0]] + ":…" + id[len(id)-kept:]
-		width = runewidth.StringWidth(id)
-	}
 	if width <= columns {
 		return id
+	}
+	if name, rest, ok := strings.Cut(id, ":…"); ok {
+		if room := columns - runewidth.StringWidth(":…"+rest); room >= shortest/2 {
+			return middle(name, room) + ":…" + rest
+		}
 	}
 	begin := (columns - 1) / 3
 	return runewidth.Truncate(id, begin, "") + "…" + runewidth.TruncateLeft(id, width-(columns-1-begin), "")
@@ -281,4 +331,13 @@ func fold(text string, columns int) (lines []string) {
 		line = strings.TrimPrefix(line+" "+word, " ")
 	}
 	return append(lines, line)
+}
+
+// hang writes a text behind its beginning. On a screen of so many columns (0: it is none) it is
+// broken between words, and its other lines are indented, by no less than the beginning has.
+func hang(begin, text string, indent, columns int) string {
+	if columns > 0 {
+		text = strings.Join(fold(text, max(1, columns-indent)), "\n"+strings.Repeat(" ", indent))
+	}
+	return begin + text + "\n"
 }

@@ -47,7 +47,7 @@ another code than 0, and prints no tree that would be empty.`,
 				case len(queues) == 0:
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nobody waits")
 				default:
-					err = printTree(cmd.OutOrStdout(), colors(cmd), columns(cmd), shot.At, queues)
+					err = printTree(cmd.OutOrStdout(), colors(cmd), columns(cmd.OutOrStdout()), shot.At, queues)
 				}
 				return cmp.Or(err, incomplete(unread))
 			})
@@ -70,7 +70,7 @@ func incomplete(unread error) error {
 
 func printMissing(cmd *cobra.Command, missing []string) {
 	for _, text := range missing {
-		cmd.PrintErrln("pgxlock: not shown:", withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
+		complain(cmd, "not shown: "+withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
 	}
 }
 
@@ -101,6 +101,9 @@ func printTree(w io.Writer, p palette, columns int, at time.Time, queues []monit
 	return err
 }
 
+// hanging is how far the other lines of one that is broken are indented.
+const hanging = 6
+
 func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, indent string, queues []monitor.Queue) {
 	for _, q := range queues {
 		holders := "nobody (the next waiter is about to acquire it)"
@@ -120,7 +123,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 		if len(q.Waiters) == 0 {
 			line += p.paint(faint, ": see elsewhere")
 		}
-		b.WriteString(indented(indent, line, columns))
+		b.WriteString(hang(indent, line, len(indent)+hanging, columns))
 		for _, waiter := range q.Waiters {
 			line := fmt.Sprintf("%s waits%s", p.paint(yellow, printable(waiter.Owner)), after(" for ", readable.Age(at, waiter.Since)))
 			if waiter.Behind > 0 {
@@ -129,20 +132,10 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			if waiter.Woken {
 				line += ", woken"
 			}
-			b.WriteString(indented(indent+"  ", line, columns))
+			b.WriteString(hang(indent+"  ", line, len(indent)+2+hanging, columns))
 			writeQueues(b, p, columns, at, indent+"    ", waiter.Blocks)
 		}
 	}
-}
-
-// indented breaks a line between words, so that a terminal of so many columns breaks none of
-// them but those that are longer.
-func indented(indent, line string, columns int) string {
-	const hanging = "      "
-	if columns > 0 {
-		line = strings.Join(fold(line, max(1, columns-len(indent)-len(hanging))), "\n"+indent+hanging)
-	}
-	return indent + line + "\n"
 }
 
 // queueTitle is the key of a lock that somebody waits for, as a table shows it.

@@ -123,7 +123,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, ever
 			return err
 		}
 		if failed = err; failed != nil {
-			cmd.PrintErrln("pgxlock:", describe(cmd.Flags(), failed))
+			complain(cmd, describe(cmd.Flags(), failed))
 			continue
 		}
 		if err := show(shot); err != nil {
@@ -242,10 +242,11 @@ func frame(p palette, shot monitor.Snapshot, missing bool, s sheet) (string, err
 }
 
 var waiterTable = table{
-	titles: []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"},
-	ids:    []string{"KEY", "WAITER", "HELD BY"},
-	extra:  []string{"PID", "KIND", "BEHIND"},
-	last:   []string{"HELD BY"},
+	titles:  []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"},
+	holders: []string{"WAITER", "HELD BY"},
+	keys:    []string{"KEY"},
+	extra:   []string{"PID", "KIND", "BEHIND"},
+	last:    []string{"HELD BY"},
 }
 
 func printWaiters(w io.Writer, p palette, s sheet, shot monitor.Snapshot) error {
@@ -262,7 +263,7 @@ func printWaiters(w io.Writer, p palette, s sheet, shot monitor.Snapshot) error 
 			{text: readable.Number(waiter.Behind)},
 			{text: readable.Number(waiter.PID)},
 			{text: readable.Age(shot.At, waiter.Since)},
-			{text: some(holders[waiter.Lock()], 3, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
+			{text: some(holders[waiter.Lock()], 1, " and ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}
 	return waiterTable.print(w, p, s, rows)
