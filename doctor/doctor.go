@@ -8,6 +8,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,6 +86,7 @@ type doctor struct {
 	settings map[string]setting
 	role     roleInfo
 	schema   string // "": there is none, or it cannot be told which
+	grant    string // the statements that let the role monitor
 }
 
 // A check looks at one thing. An error is what kept it from looking.
@@ -101,7 +103,7 @@ type check struct {
 const (
 	needsStats      = "GRANT pg_read_all_stats TO this role, or run it as one that has pg_monitor"
 	needsOwner      = "run it as this owner"
-	needsMonitoring = needsOwner + ", or there SELECT this schema.grant_locks('this role', 'monitoring')"
+	needsMonitoring = needsOwner + ", or this grant"
 )
 
 // In the order in which they are made: a later one may rest on what an earlier one
@@ -274,7 +276,7 @@ func (d *doctor) named(advice string) string {
 		owner = "role " + quoted(d.owner)
 	}
 	return strings.NewReplacer("'this role'", quoteLiteral(d.role.Name), "this role", quoted(d.role.Name),
-		"this owner", owner, "this schema", quoted(d.schema)).Replace(advice)
+		"this owner", owner, "this grant", cmp.Or(d.grant, "with the rights of monitoring")).Replace(advice)
 }
 
 // one returns the row that a statement yields.

@@ -148,6 +148,9 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 	d.owner = kinds[0].Owner
 	var has []string
 	for _, k := range kinds {
+		if k.Name == "monitoring" {
+			d.grant = k.Mend
+		}
 		if k.Lacks == "" {
 			has = append(has, k.Name)
 		}

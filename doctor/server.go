@@ -327,9 +327,9 @@ func (d *doctor) snapshots(ctx context.Context) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	f := ok("nothing has held back vacuum for %s", d.cfg.LongTransaction)
-	if len(found) > 0 {
-		f.Detail = ""
+	f := ok("")
+	if len(found) == 0 && d.role.SeesAll {
+		f = ok("nothing has held back vacuum for %s", d.cfg.LongTransaction)
 	}
 	for _, s := range found {
 		since := ""
@@ -342,7 +342,7 @@ func (d *doctor) snapshots(ctx context.Context) (Finding, error) {
 		f.Advice = "end the transaction (pg_terminate_backend), or drop the slot that nobody reads"
 	}
 	if !d.role.SeesAll {
-		f.add(StatusSkipped, fmt.Sprintf("role %q may not see the sessions of other roles", d.role.Name), needsStats)
+		f.add(StatusSkipped, fmt.Sprintf("role %q may not see the sessions of other roles, which may have held back vacuum for %s", d.role.Name, d.cfg.LongTransaction), needsStats)
 	}
 	return f, nil
 }

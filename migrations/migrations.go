@@ -189,16 +189,6 @@ func (m *migrator) rights(ctx context.Context) (r rights, err error) {
 	return rights{string(row[0]), string(row[1]), row[2] != nil, string(row[2]) == "t", string(row[3]) == "t", string(row[4]), string(row[5])}, nil
 }
 
-// A refusedError says which right a role lacks to migrate.
-type refusedError struct {
-	err    error
-	remedy string
-}
-
-func (e *refusedError) Error() string  { return e.err.Error() + "; " + e.remedy }
-func (e *refusedError) Unwrap() error  { return e.err }
-func (e *refusedError) Remedy() string { return e.remedy }
-
 // refused adds to an error which right this role lacks, where that is why.
 func (m *migrator) refused(ctx context.Context, err error) error {
 	if lockerr.SQLState(err) != pgerrcode.InsufficientPrivilege || hint(err) != "" { // a hint says it
@@ -208,9 +198,9 @@ func (m *migrator) refused(ctx context.Context, err error) error {
 	switch {
 	case failed != nil: // the first error is what counts
 	case r.exists && !r.creates:
-		return &refusedError{err, "run GRANT CREATE ON SCHEMA " + r.schema + " TO " + r.role + " as the schema's owner, or migrate as another role"}
+		return &lockerr.RefusedError{Err: err, Lack: "run GRANT CREATE ON SCHEMA " + r.schema + " TO " + r.role + " as the schema's owner, or migrate as another role"}
 	case !r.exists && !r.createsSchemas:
-		return &refusedError{err, "run GRANT CREATE ON DATABASE " + r.database + " TO " + r.role + " as the database's owner, or migrate as another role"}
+		return &lockerr.RefusedError{Err: err, Lack: "run GRANT CREATE ON DATABASE " + r.database + " TO " + r.role + " as the database's owner, or migrate as another role"}
 	}
 	return err
 }
@@ -258,7 +248,7 @@ type Status struct {
 	Newest           uint // of this package
 }
 
-// Version returns the installed version, and where it is. With a [*DamageError], which means that
+// Version returns the installed version, or a newer one that is recorded, and where it is. With a [*DamageError], which means that
 // parts of that version are missing, the Status is set as well.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (Status, error) {
 	status := Status{Newest: newestVersion()}
@@ -267,7 +257,10 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (Status, erro
 		if err != nil {
 			return err
 		}
-		status.Database, status.Schema, status.Installed = strings.TrimPrefix(found.database, "/"), m.schema, found.version
+		status.Database, status.Schema = strings.TrimPrefix(found.database, "/"), m.schema
+		if status.Installed, err = m.recorded(ctx, found); err != nil {
+			return err
+		}
 		if found.damage != nil {
 			return found.damage
 		}
@@ -456,6 +449,7 @@ type installed struct {
 	damage   *DamageError // nil: none
 	onlyRows bool         // the damage is that rows are missing, which every write restores
 	exists   bool         // the schema
+	readable bool         // this role may read the tables of which a row is needed
 	database string       // as golang-migrate's command calls it
 }
 
@@ -492,7 +486,7 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		return found, err
 	}
 	found = installed{version: uint(version), owner: stranger, exists: is(4), database: string(rows[0][5])}
-	mayRead := is(7)
+	found.readable = is(7)
 	if is(1) {
 		found.owner = ours
 	} else if is(2) {
@@ -506,9 +500,9 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		return found, nil
 	}
 	rows, err = read(step{place.MissingSQL, []string{m.schema, strconv.FormatUint(uint64(complete), 10)}})
-	if err == nil && len(rows) == 0 && mayRead {
+	if err == nil && len(rows) == 0 && found.readable {
 		found.onlyRows = true
-		rows, err = read(step{sql: strings.ReplaceAll(statement("rows"), "/* schema */", pgx.Identifier{m.schema}.Sanitize()+".")})
+		rows, err = read(step{sql: m.qualified("rows")})
 	}
 	if err != nil || len(rows) == 0 {
 		return found, err
@@ -518,6 +512,24 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		found.damage.Missing = append(found.damage.Missing, string(row[0]))
 	}
 	return found, nil
+}
+
+// recorded returns the version that is installed, or the newer one that is recorded, as record.sql refuses it.
+func (m *migrator) recorded(ctx context.Context, found installed) (uint, error) {
+	if !found.readable {
+		return found.version, nil
+	}
+	rows, err := m.send(ctx, m.settings(), step{sql: m.qualified("newer")})
+	if err != nil || len(rows) == 0 {
+		return found.version, err
+	}
+	newer, err := strconv.ParseUint(string(rows[0][0]), 10, 32)
+	return uint(newer), err
+}
+
+// qualified is a statement on tables of the schema.
+func (m *migrator) qualified(name string) string {
+	return strings.ReplaceAll(statement(name), "/* schema */", pgx.Identifier{m.schema}.Sanitize()+".")
 }
 
 // readFiles returns the texts of the files of a direction, the first version first.

@@ -218,7 +218,7 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 func (m *Monitor) terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
 	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if session.started == 0 {
-			return fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id; GRANT pg_monitor TO %s", in.conn.Config().User, session.PID, pgx.Identifier{in.conn.Config().User}.Sanitize())
+			return in.mayNotEnd(fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id", in.conn.Config().User, session.PID))
 		}
 		if err := checkReason(reason); err != nil {
 			return err
@@ -242,6 +242,8 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
+			case lockerr.SQLState(err) == lockerr.StateNoRights:
+				return in.mayNotEnd(err)
 			case err != nil:
 				return err
 			}
@@ -252,6 +254,12 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 		return fmt.Errorf("process %d was asked to end, but is still running", session.PID)
 	})
 	return terminated && err == nil, err
+}
+
+// mayNotEnd adds to an error what lets this role end sessions of others.
+func (in *inspection) mayNotEnd(err error) error {
+	return &lockerr.RefusedError{Err: err, Lack: "GRANT pg_monitor, pg_signal_backend TO " + pgx.Identifier{in.conn.Config().User}.Sanitize() +
+		"; a superuser's session is ended only by a superuser"}
 }
 
 // maxReason is the longest reason, in bytes. It leaves room for the words that Terminate

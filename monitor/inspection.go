@@ -87,10 +87,11 @@ func hidden(err error) bool {
 func (in *inspection) miss(what string, why error, parts ...*error) {
 	why = lockerr.Typed(why)
 	text, remedy := what+": "+strings.TrimPrefix(oneline.Join(why.Error()), "pgxlock: "), "; "+lockerr.Remedy(why)
-	if slices.ContainsFunc(in.missing, func(said string) bool { return strings.HasSuffix(said, remedy) }) {
-		text = strings.TrimSuffix(text, remedy) // once is enough
+	if i := slices.IndexFunc(in.missing, func(said string) bool { return strings.HasSuffix(said, remedy) }); i >= 0 { // once is enough
+		in.missing[i] = strings.Replace(in.missing[i], ": ", ", "+what+": ", 1)
+	} else {
+		in.missing = append(in.missing, text)
 	}
-	in.missing = append(in.missing, text)
 	for _, part := range parts {
 		*part = cmp.Or(*part, why)
 	}

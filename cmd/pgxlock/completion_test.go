@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -10,11 +11,18 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 	db := withLeases(t)
 	db.Exec(t, `select acquire_shared_lock('read', 'pod-5'), acquire_shared_lock('read', 'pod-6'), acquire_lock(E'order:\n3', 'pod-7')`)
 	db.Exec(t, `select acquire_lock(k, '-p') from unnest('{flag,bad$(x)a,bad$(x)b,bad`+"`x`"+`,bad x,bad;x,bad|x,bad>x,bad!x,bad\\x,bad*,bad~}'::text[]) k`)
+	_, pid := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(42)")
+	db.Exec(t, "select start_run('nightly', interval '1 day')")
 	const none = ":4\n"
 	for line, want := range map[string]string{
 		"evict|ord":                      "order:1\tpod-1\norder:2\tpod-2\n" + none,
 		"evict|re":                       "read\tpod-5\n" + none,
-		"step-down|im":                   "import\tpod-3\n" + none,
+		"ls|--prefix|im":                 "import\tpod-3\n" + none,
+		"step-down|im":                   none, // expired
+		"evict|im":                       none,
+		"evict|#42|--pid|":               fmt.Sprintf("%d\tpsql:%[1]d\n", pid) + none,
+		"evict|order:1|--pid|":           none,
+		"runs|forget|--schema|public|":   "nightly\trunning\n:36\n",
 		"run|order:1|":                   none,
 		"evict|order:2|--holder|":        "pod-2\torder:2\n" + none,
 		"release|--holder|pod-4":         "pod-4\told\n" + none,

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
@@ -48,8 +49,9 @@ The holder of a lease, a permit or a share notices at its next renewal; what it 
 is refused at once. An advisory lock can be released by its session alone: evict asks
 the session, and a Locker's session releases the lock. If it has not done so after 5 s,
 evict exits with 75: then --terminate ends the session, and releases all that it holds,
-which evict lists first. A holder in a Locker that does not answer within a second then
-learns only that its session has ended; pgxlock evictions says why.
+which evict lists first; to end another role's takes pg_monitor and pg_signal_backend. A
+holder in a Locker that does not answer within a second then learns only that its
+session has ended; pgxlock evictions says why.
 
 An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lock of that
 name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
@@ -68,7 +70,13 @@ lease that expired, or if the answer was no.`,
 			if typed(e.key) == e.key { // a number would become one of another program's, also where it is pgxlock's own
 				e.monitoring.names = append(e.monitoring.names, e.key)
 			}
-			return e.monitoring.do(cmd.Context(), writing, func(locks *monitor.Monitor) error { return e.do(cmd, locks) })
+			return e.monitoring.do(cmd.Context(), writing, func(locks *monitor.Monitor) error {
+				err := e.do(cmd, locks)
+				if failed, ok := errors.AsType[*pgxlock.Error](err); ok {
+					failed.Op, failed.Key = "evict", e.key // which of its calls failed is no news to the user
+				}
+				return err
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -183,7 +191,12 @@ func (e *eviction) find(cmd *cobra.Command, locks *monitor.Monitor) (pgxlock.Hol
 		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.key), errNotEvicted, described(found[0]))
 	case len(found) > 0:
 		e.list(cmd, found)
-		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w", shown(e.key), errNotEvicted)
+		begun := slices.IndexFunc(found, func(h pgxlock.Holder) bool { return strings.HasPrefix(h.ID, e.holder) })
+		whole := ""
+		if flags.Changed("holder") {
+			whole = "; give the whole id, or as ls shortens it, such as " + middle(printable(found[max(0, begun)].ID), shortest)
+		}
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w%s", shown(e.key), errNotEvicted, whole)
 	}
 	as, remedy := "", "pgxlock watch shows who holds what"
 	switch {
@@ -197,11 +210,12 @@ func (e *eviction) find(cmd *cobra.Command, locks *monitor.Monitor) (pgxlock.Hol
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s%s; %w; %s", shown(e.key), as, errNotEvicted, remedy)
 }
 
-// shortens reports whether a text is a holder id with … for parts of it, as a narrow table shows it. A plain beginning
-// is not enough: the holder pod-1 may be gone, and pod-10 there.
+// shortens reports whether a text is a holder id with … or ... for parts of it, as a narrow table shows it. A plain
+// beginning is not enough: the holder pod-1 may be gone, and pod-10 there.
 func shortens(text, id string) bool {
-	pattern := strings.ReplaceAll(regexp.QuoteMeta(text), "…", ".*")
-	return pattern != regexp.QuoteMeta(text) && regexp.MustCompile("^"+pattern+"$").MatchString(printable(id))
+	text = regexp.QuoteMeta(strings.ReplaceAll(text, "...", "…"))
+	pattern := strings.ReplaceAll(text, "…", ".*")
+	return pattern != text && regexp.MustCompile("^"+pattern+"$").MatchString(printable(id))
 }
 
 // choices are what chooses one of several holders.
@@ -236,7 +250,7 @@ func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []stri
 		if len(by) == 0 { // one session has the key's number by a name, and as a number
 			lines[i] = described(h)
 		} else {
-			lines[i] += after(" since ", timestamp(h.Since))
+			lines[i] += after(" since ", timestamp(h.Since)) + after(", ", runewidth.Truncate(printable(h.Metadata), maxMetadata, "…"))
 		}
 		cmd.PrintErrln("  " + strings.TrimSpace(lines[i]))
 	}

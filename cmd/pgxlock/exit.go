@@ -178,7 +178,7 @@ func explain(flags *pflag.FlagSet, err error) string {
 	}
 	text = inFlags(flags, advices, strings.ReplaceAll(call.ReplaceAllString(printable(text), ""), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
-		text += "; " + inFlags(flags, advices, printable(oneline.Join(pgErr.Hint)))
+		text += "; " + clause(inFlags(flags, advices, printable(oneline.Join(pgErr.Hint))))
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.DependentObjectsStillExist && pgErr.Detail != "" {
 		text += "; " + printable(oneline.Join(pgErr.Detail)) // names what is in the way
@@ -198,6 +198,15 @@ func explain(flags *pflag.FlagSet, err error) string {
 		text += "; " + remedy // as the package says of its statements
 	}
 	return text
+}
+
+// clause makes a part of a sentence of a sentence, as a server's hint is one.
+func clause(hint string) string {
+	hint = strings.TrimSuffix(hint, ".")
+	if len(hint) > 1 && 'a' <= hint[1] && hint[1] <= 'z' { // not SET, which is SQL
+		hint = strings.ToLower(hint[:1]) + hint[1:]
+	}
+	return hint
 }
 
 // flagError says what a flag wants, in the words of the command line, or which one may have

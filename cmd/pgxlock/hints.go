@@ -33,6 +33,7 @@ var advices = []hint{
 	{"a setting that AdvisoryConfig.TTL needs; a negative TTL does without", "a setting that --ttl needs; leave out --kind advisory"},
 	{"a negative AdvisoryConfig.TTL asks for none", "leave out --kind advisory"},
 	{"pgxlock migrate down --force, or SET pgxlock.force = on before the file", "add --force"},
+	{"Stop their holders", "stop their holders (pgxlock ls shows them)"},
 	{"; use NewLeaseLocker:", "; leave out --kind advisory:"},
 }
 

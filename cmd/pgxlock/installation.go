@@ -97,12 +97,15 @@ func rowsOf[Row any](ctx context.Context, pool *pgxpool.Pool, named string, stat
 // ofSchema says of an error which is due to a schema without our objects what to do about it.
 func ofSchema(schema string, err error) error {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || !slices.Contains([]string{pgerrcode.UndefinedTable, pgerrcode.UndefinedFunction, pgerrcode.InvalidSchemaName}, pgErr.Code) {
-		return err
+	switch {
+	case ok && pgErr.Code == pgerrcode.InvalidSchemaName:
+		return noPgxlock(schema)
+	case ok && slices.Contains([]string{pgerrcode.UndefinedTable, pgerrcode.UndefinedFunction}, pgErr.Code):
+		return &remediedError{fmt.Errorf("schema %q lacks a part of pgxlock: %s", schema, pgErr.Message), "run pgxlock migrate up --schema " + shellQuote(schema)}
 	}
-	return noPgxlock(schema)
+	return err
 }
 
 func noPgxlock(schema string) error {
-	return &remediedError{fmt.Errorf("schema %q has no pgxlock, or not all of it", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
+	return &remediedError{fmt.Errorf("schema %q has no pgxlock", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
 }

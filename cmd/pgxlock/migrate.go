@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -142,7 +144,7 @@ exits with 75 and removes nothing, unless --force is given.`,
 				if before.Installed == 0 {
 					cmd.PrintErrf("pgxlock: nothing to remove in %s\n", where(before))
 				} else {
-					cmd.PrintErrf("pgxlock: removed, version %d from %s\n", before.Installed, where(before))
+					cmd.PrintErrf("pgxlock: removed, version %d from %s; left: the schema, and its empty table %s\n", before.Installed, where(before), migrations.Table)
 				}
 				return nil
 			})
@@ -171,7 +173,7 @@ golang-migrate leaves when a file failed. "up" does all of this.`,
 				}
 				status, err := migrations.Version(cmd.Context(), pool, cfg)
 				if err == nil {
-					cmd.PrintErrf("pgxlock: repaired, or nothing to repair, version %d in %s\n", status.Installed, where(status))
+					cmd.PrintErrf("pgxlock: tokens and the recorded version are in order, version %d in %s\n", status.Installed, where(status))
 				}
 				return err
 			})
@@ -269,5 +271,9 @@ func (t *target) migrate(cmd *cobra.Command, u use, fn func(*pgxpool.Pool, *migr
 		return err
 	}
 	defer pool.Close()
-	return fn(pool, &migrations.Config{Schema: t.schema})
+	err = fn(pool, &migrations.Config{Schema: t.schema})
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.LockNotAvailable && pgErr.Hint == "" {
+		return &remediedError{err, "run it again; pgxlock doctor names the session that keeps a table locked"}
+	}
+	return err
 }

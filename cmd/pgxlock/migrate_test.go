@@ -51,8 +51,13 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 		t.Errorf("status %+v", status)
 	}
 
+	db.Exec(t, "update pgxlock_migrations set version = 99")
+	migrate("status").want(t, exitNotCurrent, "99         8       newer than this program", "")
+	migrate("up").want(t, exitInternal, "", "the schema has version 99")
+	db.Exec(t, "update pgxlock_migrations set version = 8")
+
 	if testing.Short() {
-		migrate("down").want(t, exitOK, "", "removed")
+		migrate("down").want(t, exitOK, "", "removed, version 8 from"+at+"; left: the schema, and its empty table pgxlock_migrations\n")
 		migrate("status").want(t, exitNotCurrent, "not installed", "")
 		return
 	}
@@ -62,7 +67,19 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	migrate("down", "--force").want(t, exitOK, "", "removed")
 	migrate("up").want(t, exitOK, "", "installed, version ")
 	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
-	migrate("down").want(t, exitBusy, "", "remove the leases under them: add --force.")
+	migrate("down").want(t, exitBusy, "", ": 1 (SQLSTATE 55006); stop their holders (pgxlock ls shows them); or remove the leases under them: add --force\n")
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "lock table distributed_locks"); err != nil {
+		t.Fatal(err)
+	}
+	migrate("down", "--force").want(t, exitBusy, "", "; run it again; pgxlock doctor names the session")
+	execute(t, []string{"DATABASE_URL=" + db.URL}, "ls").want(t, exitBusy, "", "pgxlock: another session keeps a table or a row of pgxlock locked: ")
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	db.Exec(t, "select extend_lock('k', 'somebody', 300)") // is still held
 	migrate("down", "--force").want(t, exitOK, "", "removed")
 	migrate("down").want(t, exitOK, "", "nothing to remove")
@@ -90,6 +107,7 @@ func TestDamagedSchemaIsReportedAndMended(t *testing.T) {
 	env := []string{"DATABASE_URL=" + db.URL}
 	for missing, damage := range map[string]string{
 		"table pgxlock_waiters":    "drop table pgxlock_waiters cascade",
+		"function acquire_lock":    "drop function acquire_lock cascade",
 		"function pgxlock_version": "drop function pgxlock_version()",
 	} {
 		db.Exec(t, damage)
@@ -99,6 +117,12 @@ func TestDamagedSchemaIsReportedAndMended(t *testing.T) {
 		execute(t, env, "migrate", "down").want(t, exitInternal, "", "run pgxlock migrate up")
 		if r := execute(t, env, "doctor"); r.code != exitUnsound || !strings.Contains(r.stdout, "pgxlock migrate up") {
 			t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+		}
+		if missing == "function acquire_lock" { // what needs no part that is missing works
+			execute(t, env, "doctor").want(t, exitUnsound, `has version 8; it lacks function acquire_lock`, "")
+			execute(t, env, "ls").want(t, exitOK, "KEY", "")
+			execute(t, env, "tree").want(t, exitOK, "nobody waits", "")
+			execute(t, env, "run", "job", "--", "true").want(t, exitOK, "", "")
 		}
 		execute(t, env, "migrate", "up").want(t, exitOK, "", "restored, version ")
 		execute(t, env, "migrate", "status").want(t, exitOK, "current", "")

@@ -38,7 +38,7 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 		{[]string{"evict", "k", "--yes", "--reason", "why", "--terminate"}, exitNotEvicted, `nobody holds "k" as an advisory lock; nothing was evicted; leave out --terminate to evict the holder of a lease`},
 		{[]string{"ls", "--prefix", binary}, exitUsage, "--prefix is not valid UTF-8"},
 		{[]string{"tree", "--name", ""}, exitUsage, `--name: the key is empty; name what is to be locked, such as "order:42"`},
-		{[]string{"acquire", "k", "--schema", "nope"}, exitInternal, `schema "nope" has no pgxlock, or not all of it; name another one with --schema, or run pgxlock migrate up --schema nope`},
+		{[]string{"acquire", "k", "--schema", "nope"}, exitInternal, `schema "nope" has no pgxlock; name another one with --schema, or run pgxlock migrate up --schema nope`},
 		{[]string{"extend", "k", "--holder", "me", "--token", "1", "--schema", "pg_catalog"}, exitUsage, `--schema "pg_catalog" must not begin with pg_, such schemas are the server's`},
 		{[]string{"migrate", "up", "--schema", "pg_x"}, exitUsage, `--schema "pg_x" must not begin with pg_, such schemas are the server's`},
 		{[]string{"migrate", "sql", "--number", "3"}, exitUsage, "--number is for files, and --format plain makes none; leave it out, or choose another --format"},

@@ -110,8 +110,7 @@ A run that has not ended is forgotten only with --force: if its process lives, t
 is then done twice at once.`,
 		Example: `  pgxlock runs forget nightly
   pgxlock runs forget nightly --run 2026-03-29T00:00:00Z`,
-		Args:              oneKey,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var at time.Time
 			if cmd.Flags().Changed("run") {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -114,6 +115,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	advise := remembered(func(text string) string { return withGrant(cmd, text) })
 	page, err := serve.New(serve.Config{
 		Locks: some,
 		All:   all,
@@ -128,7 +130,8 @@ func (s *serving) run(cmd *cobra.Command) error {
 		},
 		Ready:    pool.Ping,
 		Metrics:  scraped,
-		Describe: func(err error) string { return describe(cmd.Flags(), err) },
+		Describe: func(err error) string { return advise(describe(cmd.Flags(), err)) },
+		Advise:   func(text string) string { return advise(printable(inFlags(cmd.Flags(), advices, text))) },
 		JSON: func(shot monitor.Snapshot, evicted []serve.Eviction, stopped []serve.Run, lost []serve.Loss) any {
 			return viewServed(shot, evicted, stopped, lost)
 		},
@@ -158,6 +161,21 @@ func (s *serving) run(cmd *cobra.Command) error {
 	}
 	cmd.PrintErrf("pgxlock: serving %s (%s)\n", shown, mode)
 	return s.serve(ctx, listener, page)
+}
+
+// remembered is a function that replaces a text and asks the database for it, once for each text that it replaced.
+func remembered(replace func(string) string) func(string) string {
+	var known sync.Map
+	return func(text string) string {
+		if with, ok := known.Load(text); ok {
+			return with.(string)
+		}
+		with := replace(text)
+		if with != text {
+			known.Store(text, with)
+		}
+		return with
+	}
 }
 
 // onSocket is what the address of a Unix socket begins with; its path follows.

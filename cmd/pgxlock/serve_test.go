@@ -80,7 +80,7 @@ func TestServeNamesWhatItsRoleCannotRead(t *testing.T) {
 	t.Parallel()
 	url, _ := strings.CutPrefix(as("pg_monitor", withLeases(t))[0], "DATABASE_URL=")
 	address := started(t, url)
-	for path, want := range map[string]string{"api/snapshot": `"unread":["leases","queues","evictions","runs"]`, "metrics": `pgxlock_holders{kind="advisory"`} {
+	for path, want := range map[string]string{"api/snapshot": `"unread":["leases","queues","evictions","runs"]`, "metrics": `pgxlock_holders{kind="advisory"`, "": "public.grant_locks(&#39;pg_monitor&#39;, &#39;monitoring&#39;)"} {
 		var body string
 		pgtest.Until(t, fmt.Sprintf("/%s has %q", path, want), func() bool { // a reading has 5 s, which a busy machine may exceed
 			_, body = fetch(t, address+path)

@@ -132,6 +132,20 @@ func silent(err error) bool {
 // are several, too.
 func Denied(err error) bool { return Remedy(err) != "" }
 
+// A RefusedError says which right a role lacks.
+type RefusedError struct {
+	Err  error
+	Lack string // what gives it the right
+}
+
+func (e *RefusedError) Error() string { return e.Err.Error() + "; " + e.Lack }
+
+// Unwrap returns what was refused.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// Remedy returns what gives the role the right.
+func (e *RefusedError) Remedy() string { return e.Lack }
+
 // Grant is the Remedy of a right that the role lacks on something of pgxlock's.
 const Grant = "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + ManualRights
 
@@ -226,10 +240,16 @@ var errLocked = errors.New("another session keeps a table or a row of pgxlock lo
 // when that session ends its transaction, as maintenance of a table does.
 func Locked(err error) error {
 	if state := SQLState(err); state == StateLockNotAvailable || state == StateDeadlock {
-		return fmt.Errorf("%w: %w: %w", ErrUnavailable, errLocked, err)
+		return &lockedError{err}
 	}
 	return err
 }
+
+// A lockedError matches ErrUnavailable and does not say so: the database could be reached.
+type lockedError struct{ err error }
+
+func (e *lockedError) Error() string   { return errLocked.Error() + ": " + e.err.Error() }
+func (e *lockedError) Unwrap() []error { return []error{ErrUnavailable, errLocked, e.err} }
 
 // IsLocked reports whether Locked found the error to be of that kind.
 func IsLocked(err error) bool { return errors.Is(err, errLocked) }

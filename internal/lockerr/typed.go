@@ -16,6 +16,9 @@ func Typed(err error) error {
 	if _, said := errors.AsType[*deniedError](err); said {
 		return err
 	}
+	if _, says := errors.AsType[*RefusedError](err); says {
+		return err
+	}
 	if remedy := Remedy(err); remedy != "" {
 		return &deniedError{err, remedy}
 	}

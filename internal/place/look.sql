@@ -2,8 +2,8 @@
 -- that all is qualified, operators too: nothing of a schema is called before it is known whose it
 -- is, and the version is read from the text of a function and not called.
 -- Whether the role that asks is a superuser, or its session is one's, and a list of schemas that have
--- pgxlock: the named one, else those on the search_path first, in its order, and of these also one
--- that has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
+-- pgxlock, which is to have pgxlock_version(), whatever was dropped beside it: the named one, else those on the
+-- search_path first, in its order, and of these also one that has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
 -- or something in it that has one of pgxlock's names, whatever its arguments are: an overload may
 -- be what a call resolves to. Trusted are the owner of the database, whom nspowner may call
 -- pg_database_owner (6171), and the owner of the schema that the caller names.
@@ -70,7 +70,7 @@ WITH object AS (
     FROM candidate c
    WHERE c.nspname IS NOT NULL
      AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN c.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND c.version IS NOT NULL
-              ELSE c.acquires AND (c.version IS NOT NULL OR c.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
+              ELSE c.version IS NOT NULL OR c.acquires AND c.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false)) END
 )
 SELECT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolsuper AND (r.rolname OPERATOR(pg_catalog.=) current_user OR r.rolname OPERATOR(pg_catalog.=) session_user)),
        (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('name', p.name, 'rank', coalesce(p.rank, 0), 'older', p.older,

@@ -266,7 +266,7 @@ func TestRoleIsToldWhatItMayNotSee(t *testing.T) {
 			t.Errorf("%+v", shot.Holders)
 		}
 	}
-	wantMissing(testkit.Snapshot(t, mon), "leases: ", "names behind", "the queues", "why holders were evicted", "addresses and transactions")
+	wantMissing(testkit.Snapshot(t, mon), "leases, names behind the numbers of advisory locks, the queues of waiters, why holders were evicted: ", "addresses and transactions")
 	for _, filter := range []monitor.Filter{{}, {Key: "k"}, {Kind: pgxlock.KindLease}} {
 		_, err := mon.Holders(t.Context(), filter)
 		denied(t, err)

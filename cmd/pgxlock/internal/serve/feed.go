@@ -107,7 +107,7 @@ func (f *feed) renew(ctx context.Context, before *state, changes int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rest = minAge
-	if now.cannot == "" {
+	if now.cannot == "" && before != nil && before.cannot == "" { // else it also took the time to connect
 		f.rest = max(minAge, min(restFactor*took, maxAge))
 	}
 	f.last, f.seen, f.reading = now, changes, false
@@ -194,11 +194,28 @@ func (s *Server) read(ctx context.Context, locks *monitor.Monitor, before *state
 		}
 		now.cannot = s.cfg.Describe(err)
 	}
+	for i, missing := range now.shot.Missing {
+		now.shot.Missing[i] = s.cfg.Advise(missing)
+	}
+	if locks == s.cfg.Locks {
+		s.report(before, now)
+	}
 	now.at, now.found = time.Now(), s.found.Load()
 	now.remember(before)
 	now.graph = sync.OnceValue(func() *forest { return plant(now.shot) })
 	now.live = new(sync.Map)
 	return now
+}
+
+// report logs that the database cannot be read, or can be read again.
+func (s *Server) report(before, now *state) {
+	failed := before != nil && before.cannot != ""
+	switch {
+	case now.cannot != "" && !failed:
+		s.cfg.Log(now.cannot)
+	case now.cannot == "" && failed:
+		s.cfg.Log("the database can be read again")
+	}
 }
 
 // beside reads what is shown beside a shot, unless read is nil; what cannot be read is said.

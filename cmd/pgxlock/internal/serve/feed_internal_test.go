@@ -314,14 +314,30 @@ func TestStateThatTookLongToReadIsShownForLonger(t *testing.T) {
 			}
 		}
 		after(0, 1)
-		after(restFactor*takes-1, 1)
+		after(minAge, 2) // the first one also took the time to connect
+		after(restFactor*takes-1, 2)
 		takes = time.Second
-		after(1, 2)
-		after(maxAge-1, 2)
-		cannot = "no server"
 		after(1, 3)
-		after(minAge, 4) // the next one may work
+		after(maxAge-1, 3)
+		cannot = "no server"
+		after(1, 4)
+		after(minAge, 5) // the next one may work
 	})
+}
+
+func TestFailureAndRecoveryAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	var said []string
+	s := &Server{cfg: Config{Log: func(text string) { said = append(said, text) }}}
+	var before *state
+	for _, cannot := range []string{"no server", "no server", "", "", "wrong password"} {
+		now := &state{cannot: cannot}
+		s.report(before, now)
+		before = now
+	}
+	if want := []string{"no server", "the database can be read again", "wrong password"}; !slices.Equal(said, want) {
+		t.Errorf("%q, want %q", said, want)
+	}
 }
 
 // leases is a snapshot of held leases.

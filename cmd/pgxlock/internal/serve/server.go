@@ -60,6 +60,9 @@ type Config struct {
 	// Describe makes one line of an error, with what to do about it.
 	Describe func(error) string
 
+	// Advise says in the words of a command line what to do about something that is missing. Nil: nothing is changed.
+	Advise func(string) string
+
 	// JSON is what /api/snapshot answers. The evictions and the runs are nil if they could not
 	// be read.
 	JSON func(monitor.Snapshot, []Eviction, []Run, []Loss) any
@@ -70,8 +73,8 @@ type Config struct {
 	// Token is what viewers must know. Empty: nobody is asked for one.
 	Token string
 
-	// Log writes a line that says what an operator should know of wrong tokens. It is called by
-	// several goroutines at once. Nil: nothing is logged.
+	// Log writes a line that says what an operator should know: wrong tokens, and that the database cannot be
+	// read, or can be again. It is called by several goroutines at once. Nil: nothing is logged.
 	Log func(text string)
 
 	// AllowEvict lets viewers evict holders. It needs a Token.
@@ -142,14 +145,17 @@ func New(cfg Config) (*Server, error) {
 		return nil, errors.New("a server that listens on more than loopback needs a token")
 	}
 	cfg.Every = max(cfg.Every, minAge)
+	if cfg.Log == nil {
+		cfg.Log = func(string) {}
+	}
+	if cfg.Advise == nil {
+		cfg.Advise = func(text string) string { return text }
+	}
 	s := &Server{cfg: cfg, secret: make([]byte, 32)}
 	if _, err := rand.Read(s.secret); err != nil {
 		return nil, err
 	}
 	s.guesses.log = cfg.Log
-	if cfg.Log == nil {
-		s.guesses.log = func(string) {}
-	}
 	s.feed = s.newFeed(cfg.Locks)
 	s.all = s.newFeed(cfg.All)
 
