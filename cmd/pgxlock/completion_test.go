@@ -23,7 +23,7 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 		"evict|#42|--pid|":               fmt.Sprintf("%d\tpsql:%[1]d\n", pid) + none,
 		"evict|order:1|--pid|":           none,
 		"runs|forget|--schema|public|":   "nightly\trunning\n:36\n",
-		"run|order:1|":                   none,
+		"run|order:1|":                   ":0\n", // files, for the command
 		"evict|order:2|--holder|":        "pod-2\torder:2\n" + none,
 		"release|--holder|pod-4":         "pod-4\told\n" + none,
 		"ls|--prefix|order:2":            "order:2\tpod-2\n" + none,

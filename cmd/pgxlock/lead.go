@@ -198,7 +198,7 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 // cause: others were said.
 type complaints struct {
 	*task
-	ofCalls bool // only the errors of calls, and no loss: the report of renewals and the end of a command say those
+	ofCalls bool // nothing of locks that are held: the report of renewals and the end of a command say that
 }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
@@ -208,13 +208,18 @@ func (c *complaints) WithAttrs([]slog.Attr) slog.Handler { return c }
 func (c *complaints) WithGroup(string) slog.Handler      { return c }
 
 func (c *complaints) Handle(_ context.Context, r slog.Record) error {
+	var cause error
+	held := false
 	r.Attrs(func(a slog.Attr) bool {
-		err, ok := a.Value.Any().(error)
-		_, ofCall := errors.AsType[*pgxlock.Error](err)
-		if ok && err.Error() != "" && (!c.ofCalls || ofCall && !errors.Is(err, pgxlock.ErrLost)) {
-			c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, err))
+		held = held || a.Key == "leases" || a.Key == "locks"
+		if err, ok := a.Value.Any().(error); ok {
+			cause = err
 		}
 		return true
 	})
+	held = held || errors.Is(cause, pgxlock.ErrLost)
+	if cause != nil && cause.Error() != "" && !(c.ofCalls && held) {
+		c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, cause))
+	}
 	return nil
 }
