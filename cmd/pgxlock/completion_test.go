@@ -12,7 +12,7 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 	db.Exec(t, `select acquire_shared_lock('read', 'pod-5'), acquire_shared_lock('read', 'pod-6'), acquire_lock(E'order:\n3', 'pod-7')`)
 	db.Exec(t, `select acquire_lock(k, '-p') from unnest('{flag,bad$(x)a,bad$(x)b,bad`+"`x`"+`,bad x,bad;x,bad|x,bad>x,bad!x,bad\\x,bad*,bad~}'::text[]) k`)
 	_, pid := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(42)")
-	db.Exec(t, "select start_run('nightly', interval '1 day')")
+	db.Exec(t, "select start_run('nightly', interval '1 day'), start_run('bad$(x)', interval '1 day')")
 	const none = ":4\n"
 	for line, want := range map[string]string{
 		"evict|ord":                      "order:1\tpod-1\norder:2\tpod-2\n" + none,
