@@ -24,9 +24,9 @@ func completeHeld(root *cobra.Command) {
 		if cmd.Name() == "forget" {
 			cmd.ValidArgsFunction = completeRuns
 		} else if strings.Contains(cmd.Use, " KEY") && cmd.Name() != "once" { // the key of a run that is none yet
-			further := cobra.CompletionFunc(cobra.NoFileCompletions) // for what comes after the key
-			if cmd.ValidArgsFunction != nil {
-				further = cmd.ValidArgsFunction
+			further := cmd.ValidArgsFunction // for what comes after the key
+			if further == nil {
+				further = cobra.NoFileCompletions
 			}
 			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 				if len(args) > 0 {

@@ -218,7 +218,10 @@ func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 		return true
 	})
 	held = held || errors.Is(cause, pgxlock.ErrLost)
-	if cause != nil && cause.Error() != "" && !(c.ofCalls && held) {
+	if c.ofCalls && held {
+		return nil
+	}
+	if cause != nil && cause.Error() != "" {
 		c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, cause))
 	}
 	return nil
