@@ -1078,7 +1078,7 @@ BEGIN
     FOR i IN 1..2 LOOP                      -- no caller waits for a down file that is refused anyway
       FOR v_use IN SELECT * FROM (VALUES
           ('live shares of leases', 'distributed_lock_shares', 'expires_at > clock_timestamp()',
-           'Stop their holders, or wait until they have expired; or leave them to expire'),
+           'Stop their holders; or remove the shares under them'),
           ('live leases', 'distributed_locks', 'expires_at > clock_timestamp()',
            'Stop their holders; or remove the leases under them'),
           ('claims', 'pgxlock_claims', 'expires_at IS NULL OR expires_at > clock_timestamp()',

@@ -447,7 +447,7 @@ BEGIN
     INSERT INTO pgxlock_step_down AS s (kind, name, holder, asked_at, asked_by, reason)
     SELECT p_kind, p_name, a.holder, clock_timestamp(),
            session_user::text || CASE WHEN p_by = session_user::text THEN '' ELSE ' (' || p_by || ')' END, p_reason
-      FROM unnest(v_asked) a (holder)
+      FROM pg_catalog.unnest(v_asked) a (holder)
     ON CONFLICT ON CONSTRAINT pgxlock_step_down_pkey
     DO UPDATE SET asked_at = excluded.asked_at, asked_by = excluded.asked_by, reason = excluded.reason;
     IF pg_catalog.cardinality(v_asked) > 0 THEN

@@ -194,7 +194,7 @@ func (e *eviction) find(cmd *cobra.Command, locks *monitor.Monitor) (pgxlock.Hol
 		begun := slices.IndexFunc(found, func(h pgxlock.Holder) bool { return strings.HasPrefix(h.ID, e.holder) })
 		whole := ""
 		if flags.Changed("holder") {
-			whole = "; give the whole id, or as ls shortens it, such as " + middle(printable(found[max(0, begun)].ID), shortest)
+			whole = "; give the whole id, or as ls shortens it, such as " + abbreviated(printable(found[max(0, begun)].ID), fewest)
 		}
 		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w%s", shown(e.key), errNotEvicted, whole)
 	}

@@ -43,12 +43,12 @@ func topics() []*cobra.Command {
 
   PGXLOCK_DATABASE_URL   a connection string
   DATABASE_URL           a connection string
-  PGHOST, PGPORT, ...    the variables that psql reads, with ~/.pgpass and service files,
-                         which are read again for each connection
+  PGHOST, PGPORT, ...    the variables that psql reads, with ~/.pgpass and
+                         service files, read again for each connection
 
-A connection string looks like postgres://user@host:5432/database. Other users of this
-machine can read a command line: keep a password in a variable or in ~/.pgpass. Where
-the connection string sets no connect_timeout, it is 10 seconds.
+A connection string looks like postgres://user@host:5432/database. Other users
+of this machine can read a command line: keep a password in a variable or in
+~/.pgpass. Without a connect_timeout of its own it has one of 10 seconds.
 
 The token of pgxlock serve, unless --token-file names a file:
 
@@ -61,10 +61,11 @@ Colors:
 
 The command that pgxlock run, lead or once starts gets:
 
-  PGXLOCK_KEY            the key; with --permits the permit's, such as jobs#2; of
-                         once --retry that of the lease, run:KEY@SLOT
+  PGXLOCK_KEY            the key; with --permits the permit's, such as jobs#2;
+                         of once --retry that of the lease, run:KEY@SLOT
   PGXLOCK_HOLDER         the holder id; of once only with --retry
-  PGXLOCK_TOKEN          the fencing token; 0 with --kind advisory; of once only with --retry
+  PGXLOCK_TOKEN          the fencing token; 0 with --kind advisory; of once
+                         only with --retry
   PGXLOCK_SLOT           of once: when the period began, in RFC 3339
   PGXLOCK_ATTEMPT        of once: how often the run was started`},
 		{Use: "json", Short: "What the fields of -o json have in common", Long: `With -o json every command uses the same names: key, kind, mode, state, holder, token,

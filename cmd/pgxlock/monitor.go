@@ -168,11 +168,10 @@ func views[From, To any](all []From, view func(From) To) []To {
 	return list
 }
 
-// maxMetadata is how much of the metadata a table shows.
+// maxMetadata is how much of the metadata a narrow table shows.
 const maxMetadata = 40
 
-// note is what else is to be said of a holder: why it was evicted, in full, or the begin of
-// the rest.
+// note is what else is to be said of a holder: why it was evicted, or the rest.
 func note(h pgxlock.Holder) string {
 	if h.EvictedBy != "" && h.State == pgxlock.StateLive { // an advisory lock, which only its session can release
 		return "being " + evictedBy(h.EvictedBy, h.EvictionReason)
@@ -194,7 +193,7 @@ func note(h pgxlock.Holder) string {
 			notes = append(notes, printable(text))
 		}
 	}
-	return runewidth.Truncate(strings.Join(notes, ", "), maxMetadata, "…")
+	return strings.Join(notes, ", ")
 }
 
 // evictedBy says who evicted a holder, and why.
@@ -236,6 +235,10 @@ func printHolders(w io.Writer, p palette, s sheet, at time.Time, holders []pgxlo
 		if h.Mode == pgxlock.Shared {
 			mode = modeNamed(h.Mode)
 		}
+		said := note(h)
+		if s.brief() && h.EvictedBy == "" && runewidth.StringWidth(said) > maxMetadata {
+			said, s.briefed = runewidth.Truncate(said, maxMetadata, "…"), true
+		}
 		rows[i] = []cell{
 			{text: titled(h.Key, h.Label, h.Internal)},
 			{text: string(kindNamed(h.Kind))},
@@ -246,7 +249,7 @@ func printHolders(w io.Writer, p palette, s sheet, at time.Time, holders []pgxlo
 			{text: printable(h.ID)},
 			{text: readable.Number(h.Token)},
 			{text: readable.Number(h.PID)},
-			{note(h), faint},
+			{said, faint},
 		}
 	}
 	return holderTable.print(w, p, s, rows)

@@ -38,7 +38,11 @@ type sheet struct {
 	columns int    // 0: as many as it needs, a pipe for example
 	more    string // says how to see what there was no room for; "": nothing is left out, rows have several lines
 	clips   bool   // what is wider is not seen; otherwise the terminal wraps it, and copies it as a whole
+	briefed bool   // texts of the prose are shortened already
 }
+
+// brief reports whether there is no room for long texts.
+func (s sheet) brief() bool { return s.columns > 0 && s.more != "" }
 
 // addWideFlag adds the flag of commands that print tables.
 func addWideFlag(cmd *cobra.Command) {
@@ -168,7 +172,7 @@ func (t table) abbreviate(rows [][]cell, widths []int) {
 		for _, row := range rows[1:] {
 			for i, title := range t.titles {
 				if text := row[i].text; slices.Contains(t.holders, title) {
-					short[text] = random.ReplaceAllStringFunc(text, func(part string) string { return ":…" + part[len(part)-kept:] })
+					short[text] = abbreviated(text, kept)
 					unique = unique && cmp.Or(whole[short[text]], text) == text
 					whole[short[text]] = text
 				}
@@ -257,7 +261,8 @@ func (t table) fit(shown, natural, widths []int, s sheet) (fitting []int, note s
 	for _, i := range shown {
 		if t.titles[i] == t.prose {
 			widths[i] = min(natural[i], widths[i]-over(false))
-		} else if widths[i] < natural[i] {
+		}
+		if t.titles[i] == t.prose && s.briefed || t.titles[i] != t.prose && widths[i] < natural[i] {
 			short = append(short, t.titles[i])
 		}
 	}
@@ -291,6 +296,11 @@ func (t table) cut(s sheet, column int, text string, columns int) string {
 
 // random is the part of a holder id that only tells one acquisition from another.
 var random = regexp.MustCompile(`:[A-Z2-7]{26}\b`)
+
+// abbreviated leaves so many characters of the random part of a holder id, at the end.
+func abbreviated(id string, kept int) string {
+	return random.ReplaceAllStringFunc(id, func(part string) string { return ":…" + part[len(part)-kept:] })
+}
 
 // middle shortens an id to so many columns: names of pods differ at their end. What is left of
 // the random part of a holder id stays.

@@ -151,6 +151,21 @@ func TestHolderIDsAreShortenedBeforeAllElse(t *testing.T) {
 	}
 }
 
+func TestLongNotesAreShortenedOnANarrowScreenAlone(t *testing.T) {
+	t.Parallel()
+	const metadata = "import of the big customer, started by cron"
+	holders := []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindLease, ID: "h", State: pgxlock.StateLive, Metadata: metadata}}
+	for s, whole := range map[sheet]bool{{columns: 120, more: "--wide"}: false, {columns: 120}: true, {}: true} {
+		var text strings.Builder
+		if err := printHolders(&text, false, s, time.Now(), holders); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(text.String(), metadata) != whole || strings.Contains(text.String(), "shortened: NOTE (--wide shows all)") == whole {
+			t.Errorf("%+v: %s", s, text.String())
+		}
+	}
+}
+
 // A terminal copies what it wraps itself as one word.
 func TestWideTableBreaksNoWord(t *testing.T) {
 	t.Parallel()
