@@ -58,7 +58,7 @@ func TestErrorIsBrokenBetweenWordsOnATerminal(t *testing.T) {
 	s.prompts(t, exitUsage)
 	s.clears(t)
 	s.runs(t, "pgxlock help environment")
-	s.shows(t, "of once only\n                         with --retry\n")
+	s.shows(t, "of once\n                         only with --retry\n")
 	s.prompts(t, exitOK)
 }
 
