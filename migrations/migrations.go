@@ -248,8 +248,8 @@ type Status struct {
 	Newest           uint // of this package
 }
 
-// Version returns the installed version, or a newer one that is recorded, and where it is. With a [*DamageError], which means that
-// parts of that version are missing, the Status is set as well.
+// Version returns the installed version, or a newer one that is recorded, and where it is. With a
+// [*DamageError], which means that parts of that version are missing, the Status is set as well.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (Status, error) {
 	status := Status{Newest: newestVersion()}
 	err := connect(ctx, "version", pool, cfg, func(ctx context.Context, m *migrator) error {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
@@ -52,10 +53,6 @@ func completeHeld(root *cobra.Command) {
 func keyOf(h pgxlock.Holder) (string, string)    { return h.Key, h.ID }
 func holderOf(h pgxlock.Holder) (string, string) { return h.ID, h.Key }
 
-// plain is what any shell takes as it is, wherever it stands: of several that begin alike, bash inserts the beginning without
-// quotes, and at the next tab runs what it finds there, while a key may have any text.
-var plain = regexp.MustCompile(`^[\pL\pN_@#/.:+][\pL\pN_@#/.:+,-]*$`)
-
 func processOf(h pgxlock.Holder) (string, string) {
 	if h.PID == 0 {
 		return "", "" // of a lease
@@ -63,63 +60,71 @@ func processOf(h pgxlock.Holder) (string, string) {
 	return strconv.Itoa(int(h.PID)), h.ID
 }
 
+// plain is what any shell takes as it is, wherever it stands: of several that begin alike, bash inserts the beginning without
+// quotes, and at the next tab runs what it finds there, while a key may have any text.
+var plain = regexp.MustCompile(`^[\pL\pN_@#/.:+][\pL\pN_@#/.:+,-]*$`)
+
+// completions are what begins as a word does, each once. If the database does not answer soon there are none.
+type completions struct {
+	begin string
+	seen  map[string]bool
+	list  []string
+}
+
+func completing(cmd *cobra.Command, begin string, ask func(ctx context.Context, pool *pgxpool.Pool, schema string, found *completions) error) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	t := targetOf(cmd)
+	pool, err := t.connect(ctx, reading)
+	if err != nil {
+		return nil
+	}
+	defer pool.Close()
+	found := completions{begin: begin, seen: make(map[string]bool)}
+	if err := ask(ctx, pool, t.schema, &found); err != nil {
+		return nil
+	}
+	return found.list
+}
+
+func (c *completions) add(what, description string) {
+	if strings.HasPrefix(what, c.begin) && plain.MatchString(what) && !c.seen[what] {
+		c.seen[what], c.list = true, append(c.list, cobra.CompletionWithDesc(what, printable(description)))
+	}
+}
+
 // completeRuns completes the keys of the runs that are recorded, the latest ones first.
-func completeRuns(cmd *cobra.Command, args []string, begin string) (list []string, _ cobra.ShellCompDirective) {
+func completeRuns(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	const directive, most = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder, 1000
 	if len(args) > 0 {
 		return nil, directive
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
-	defer cancel()
-	t := targetOf(cmd)
-	pool, err := t.connect(ctx, reading)
-	if err != nil {
-		return nil, directive
-	}
-	defer pool.Close()
-	runs, err := once.List(ctx, pool, &once.ListConfig{Limit: most, Schema: t.schema})
-	if err != nil {
-		return nil, directive
-	}
-	seen := make(map[string]bool)
-	for _, r := range runs {
-		if strings.HasPrefix(r.Key, begin) && plain.MatchString(r.Key) && !seen[r.Key] {
-			seen[r.Key], list = true, append(list, cobra.CompletionWithDesc(r.Key, string(r.State)))
+	return completing(cmd, begin, func(ctx context.Context, pool *pgxpool.Pool, schema string, found *completions) error {
+		runs, err := once.List(ctx, pool, &once.ListConfig{Limit: most, Schema: schema})
+		for _, r := range runs {
+			found.add(r.Key, string(r.State))
 		}
-	}
-	return list, directive
+		return err
+	}), directive
 }
 
-// heldAs returns what holders of a key, "" for any, have that begins so, with a description; nothing if the database
-// does not answer soon.
-func heldAs(cmd *cobra.Command, key, begin string, of func(pgxlock.Holder) (what, description string)) (list []string, _ cobra.ShellCompDirective) {
-	const directive = cobra.ShellCompDirectiveNoFileComp
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
-	defer cancel()
-	t := targetOf(cmd)
-	pool, err := t.connect(ctx, reading)
-	if err != nil {
-		return nil, directive
-	}
-	defer pool.Close()
-	locks, err := monitor.New(pool, &monitor.Config{Schema: t.schema})
-	if err != nil {
-		return nil, directive
-	}
-	shot, err := locks.Snapshot(ctx)
-	if err != nil {
-		return nil, directive
-	}
-	seen := make(map[string]bool)
-	held := slices.Concat(shot.Holders, shot.Expired)
-	if slices.Contains([]string{"evict", "step-down"}, cmd.Name()) { // which need a holder
-		held = shot.Holders
-	}
-	for _, h := range held {
-		what, description := of(h)
-		if (key == "" || h.Key == key) && strings.HasPrefix(what, begin) && plain.MatchString(what) && !seen[what] {
-			seen[what], list = true, append(list, cobra.CompletionWithDesc(what, printable(description)))
+// heldAs returns what holders of a key, "" for any, have that begins so, with a description.
+func heldAs(cmd *cobra.Command, key, begin string, of func(pgxlock.Holder) (what, description string)) ([]string, cobra.ShellCompDirective) {
+	return completing(cmd, begin, func(ctx context.Context, pool *pgxpool.Pool, schema string, found *completions) error {
+		locks, err := monitor.New(pool, &monitor.Config{Schema: schema})
+		if err != nil {
+			return err
 		}
-	}
-	return list, directive
+		shot, err := locks.Snapshot(ctx)
+		held := slices.Concat(shot.Holders, shot.Expired)
+		if slices.Contains([]string{"evict", "step-down"}, cmd.Name()) { // which need a holder
+			held = shot.Holders
+		}
+		for _, h := range held {
+			if key == "" || h.Key == key {
+				found.add(of(h))
+			}
+		}
+		return err
+	}), cobra.ShellCompDirectiveNoFileComp
 }

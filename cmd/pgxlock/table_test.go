@@ -111,7 +111,7 @@ func TestWatchFitsTheScreen(t *testing.T) {
 	}
 }
 
-// What is shown of a holder id is that of one holder, by which evict finds it, and makes room for
+// A shortened holder id is that of one holder, by which evict finds it, and makes room for
 // what people read.
 func TestHolderIDsAreShortenedBeforeAllElse(t *testing.T) {
 	t.Parallel()

@@ -3,9 +3,9 @@
 -- is, and the version is read from the text of a function and not called.
 -- Whether the role that asks is a superuser, or its session is one's, and a list of schemas that have
 -- pgxlock, which is to have pgxlock_version(), whatever was dropped beside it: the named one, else those on the
--- search_path first, in its order, and of these also one that has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
--- or something in it that has one of pgxlock's names, whatever its arguments are: an overload may
--- be what a call resolves to. Trusted are the owner of the database, whom nspowner may call
+-- search_path first, in its order, and of these also one that has an older acquire_lock. Of each the list has the
+-- roles, other than superusers, that own it or something in it that has one of pgxlock's names, whatever its
+-- arguments are: an overload may be what a call resolves to. Trusted are the owner of the database, whom nspowner may call
 -- pg_database_owner (6171), and the owner of the schema that the caller names.
 -- Schemas named pg_* are the server's: no role can make one or rename one so, and in the temporary
 -- ones nobody installs anything.
