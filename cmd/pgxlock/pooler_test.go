@@ -75,7 +75,8 @@ func TestCommandsWorkBehindABalancer(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	standby := pgtest.Standby(t, server, pgserver.Config{})
-	env := []string{"DATABASE_URL=" + pgtest.Balancer(t, server, standby, nil).URL("postgres")}
+	url := pgtest.Balancer(t, server, standby, nil).URL("postgres")
+	env := []string{"DATABASE_URL=" + url}
 	on := func(args string) result { return execute(t, env, strings.Fields(args)...) }
 	on("migrate up").want(t, exitOK, "", "installed")
 	on("migrate status").want(t, exitOK, "current", "")
@@ -84,7 +85,10 @@ func TestCommandsWorkBehindABalancer(t *testing.T) {
 	}
 	on("run k -- echo ran").want(t, exitOK, "ran\n", "")
 	on("once k --every 1d -- echo ran").want(t, exitOK, "ran\n", "")
-	on("lead k -- echo ran").want(t, exitOK, "ran\n", "noticed by polling")
+	leader := startLead(t, &pgtest.DB{URL: url}, trapping(obedient))
+	leader.reports(t, "noticed by polling") // once the listener has asked itself in vain
+	_ = leader.stdin.Close()                // its command ends by itself
+	leader.ends(t, exitOK)
 	on("run k --kind advisory -- echo ran").want(t, exitInternal, "", "advisory locks do not work through a pooler")
 	token, _, _ := strings.Cut(on("acquire k --holder me").stdout, " ")
 	on("acquire k --holder you").want(t, exitBusy, "", "me")
