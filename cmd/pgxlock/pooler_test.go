@@ -86,7 +86,7 @@ func TestCommandsWorkBehindABalancer(t *testing.T) {
 	on("run k -- echo ran").want(t, exitOK, "ran\n", "")
 	on("once k --every 1d -- echo ran").want(t, exitOK, "ran\n", "")
 	leader := startLead(t, &pgtest.DB{URL: url}, trapping(obedient))
-	leader.reports(t, "noticed by polling") // once the listener has asked itself in vain
+	leader.reports(t, "noticed by polling") // once the listener got no answer from itself
 	_ = leader.stdin.Close()                // its command ends by itself
 	leader.ends(t, exitOK)
 	on("run k --kind advisory -- echo ran").want(t, exitInternal, "", "advisory locks do not work through a pooler")
