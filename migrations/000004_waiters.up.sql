@@ -486,7 +486,8 @@ BEGIN
          AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607
          AND CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" OFFSET 0)
                     OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" OFFSET 0)
-                       AND CASE WHEN p_ticket > 0::bigint THEN pgxlock_first_ahead(0, p_name, p_ticket) IS NOT NULL ELSE true END
+                       AND CASE WHEN p_ticket > 0::bigint THEN pgxlock_first_ahead(0, p_name, p_ticket) IS NOT NULL
+                                ELSE p_ticket IS NOT NULL END
                     OR (char_length(p_name) BETWEEN 1 AND 255
                         AND char_length(p_holder) BETWEEN 1 AND 255
                         AND left(p_holder, 1) <> '*'

@@ -88,6 +88,7 @@ const (
 	LeaseReap          Name = "lease/reap"
 	LeaseRelease       Name = "lease/release"
 	LeaseReleaseOne    Name = "lease/release_one"
+	LeaseHandOver      Name = "lease/hand_over"
 	LeaseReleaseShared Name = "lease/release_shared"
 	LeaseRenew         Name = "lease/renew"
 	LeaseRenewShared   Name = "lease/renew_shared"

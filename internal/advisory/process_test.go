@@ -72,6 +72,7 @@ func connected(t *testing.T, pool *pgxpool.Pool, cfg Config) *process {
 // noQueue is the queue of callers that never wait.
 type noQueue struct{ hold.Queue }
 
+func (noQueue) HandOver(lockkey.Name, hold.Release) bool           { return false }
 func (noQueue) Freed(lockkey.Name) bool                            { return false }
 func (noQueue) Wake([]lockkey.Name)                                {}
 func (noQueue) WakeOn(func(dbconn.Exchange) error, []lockkey.Name) {}

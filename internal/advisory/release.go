@@ -77,7 +77,8 @@ func (a *Locks) Drop(lock *hold.Hold, lost bool) {
 func (a *Locks) removeLocked(e *entry) *call {
 	a.dropLocked(e.id)
 	e.granted = false
-	if queued := a.host.Queue.Freed(lockkey.Name{ID: e.id}); queued || e.wanted {
+	name := lockkey.Name{ID: e.id}
+	if !a.host.Queue.HandOver(name, nil) && (a.host.Queue.Freed(name) || e.wanted) {
 		a.yieldLocked(e)
 	}
 	e.ask1[0] = e.unlock()

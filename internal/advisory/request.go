@@ -120,7 +120,7 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 func (a *Locks) reserveLocked(r *request, id lockkey.ID, o hold.Request) (*entry, error) {
 	e := a.held[id]
 	switch {
-	case e == nil && !o.Turn.SkipQueue && !o.Turn.First && a.yielded.last(id):
+	case e == nil && !o.Turn.Passes() && a.yielded.last(id):
 		return nil, &hold.Busy{Left: true}
 	case e == nil:
 		if len(a.held) >= a.room {
@@ -132,7 +132,7 @@ func (a *Locks) reserveLocked(r *request, id lockkey.ID, o hold.Request) (*entry
 		e.id, e.mode, e.holds = id, o.Mode, e.one[:0]
 		a.held[id] = e
 		a.known.Add(id) // before the server can grant it
-	case e.granted && (len(e.holds) > 0 && !e.admits(o.Mode) || e.wanted && !o.Turn.SkipQueue && !o.Turn.First): // an entry without holds is about to be released
+	case e.granted && (len(e.holds) > 0 && !e.admits(o.Mode) || e.wanted && !o.Turn.Passes()): // an entry without holds is about to be released
 		return nil, a.busyLocked(e) // waiters for a shared lock want it exclusively: later readers come after them
 	}
 	e.pending++

@@ -28,9 +28,21 @@ type Turn struct {
 	// First: no ticket was seen before it.
 	First bool
 
+	// Handed: the lock was left to this try (HandOver), which passes callers that wait elsewhere, and
+	// first finishes the Release, if there is one.
+	Handed  bool
+	Release Release
+
 	// SkipQueue: the try passes callers that wait.
 	SkipQueue bool
 }
+
+// Passes reports whether the try may have a lock that is left to callers elsewhere.
+func (t Turn) Passes() bool { return t.First || t.Handed || t.SkipQueue }
+
+// A Release is one that the next caller's try finishes. Return is called, with the mutex of the queue
+// locked, if that caller leaves without a try.
+type Release interface{ Return() }
 
 // A Request is what a try asks for, beside the keys.
 type Request struct {
@@ -126,6 +138,11 @@ type Queue interface {
 	// when they are woken, on the connection of run.
 	Wake(names []lockkey.Name)
 	WakeOn(run func(dbconn.Exchange) error, names []lockkey.Name)
+
+	// HandOver leaves a lock that is being released to the caller here that is next, if it comes
+	// before those elsewhere, and reports whether there is one. Then neither Freed nor Wake follows.
+	// Its try finishes the release, unless that is nil. A mutex of the backend may be held.
+	HandOver(name lockkey.Name, release Release) bool
 
 	// Contended reports whether other processes were seen lately to have an advisory lock, or
 	// to wait for it. A mutex of the backend may be held.

@@ -243,13 +243,18 @@ func (t *Table) Drop(lock *hold.Hold, lost bool) {
 // over records that a hold has ended, and wakes the first waiter of its lock, unless other holds
 // are known to share the lock still. It returns what Freed returns.
 func (t *Table) over(lock *hold.Hold, o outcome) (queued bool) {
-	t.mu.Lock()
-	delete(t.mine, lock.Holder)
-	t.mu.Unlock()
+	t.forget(lock)
 	if o == outcomeLeft {
 		return false
 	}
 	return t.host.Queue.Freed(lock.Queue)
+}
+
+// forget records that a hold has ended.
+func (t *Table) forget(lock *hold.Hold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.mine, lock.Holder)
 }
 
 // ID implements [hold.Backend].

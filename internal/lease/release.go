@@ -40,11 +40,13 @@ func toOutcome(letter byte) (o outcome, wanted bool) {
 
 // release is one release in flight.
 type release struct {
+	table   *Table
 	lock    *hold.Hold
 	token   *int64 // nil: any token of the holder
 	done    chan struct{}
 	outcome outcome
 	wanted  bool // others are known to wait for the lease; the release wakes them
+	handed  bool // the lease is left to a caller here
 	unknown bool // it was sent before, and no answer came
 	err     error
 	evicted error // why it is gone; nil: not known
@@ -73,31 +75,16 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Key })
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
-	var letters []byte
-	var answered time.Duration
-	var evicted map[*hold.Hold]error
-	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
+	var a answer
 	err := t.request(t.flow.waits(t.lingering), func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		err := q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
 			if len(values) != 1 || len(values[0]) != len(returns) {
 				return fmt.Errorf("%w: %d releases", dbconn.ErrForeign, len(returns))
 			}
-			letters = slices.Clone(values[0])
+			a.letters = slices.Clone(values[0])
 			return nil
 		})
-		answered = t.host.Clock()
-		var gone []*hold.Hold
-		for i, letter := range letters {
-			if o, _ := toOutcome(letter); o == outcomeGone && returns[i].token != nil {
-				gone = append(gone, returns[i].lock)
-			}
-		}
-		evicted = t.whyGone(ctx, q, gone)
-		if err != nil && !lockerr.Refused(err) {
-			for _, r := range returns {
-				r.unknown = true
-			}
-		}
+		t.complete(ctx, q, &a, returns, err)
 		return err
 	})
 	if t.flow.postpones(err) {
@@ -114,16 +101,47 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		return err
 	}
 	t.flow.answered(len(returns))
+	t.settleReleases(returns, a)
+	return nil
+}
+
+// answer is that of the server to a batch of releases.
+type answer struct {
+	letters []byte
+	at      time.Duration
+	evicted map[*hold.Hold]error // by whom those that are gone were evicted
+}
+
+// complete completes an answer, or records that there is none because of err.
+func (t *Table) complete(ctx context.Context, q dbconn.Querier, a *answer, returns []*release, err error) {
+	a.at = t.host.Clock()
+	var gone []*hold.Hold
+	for i, letter := range a.letters {
+		if o, _ := toOutcome(letter); o == outcomeGone && returns[i].token != nil {
+			gone = append(gone, returns[i].lock)
+		}
+	}
+	a.evicted = t.whyGone(ctx, q, gone)
+	if err != nil && !lockerr.Refused(err) {
+		for _, r := range returns {
+			r.unknown = true
+		}
+	}
+}
+
+// settleReleases answers a batch of releases of one mode.
+func (t *Table) settleReleases(returns []*release, a answer) {
+	answersWanted := returns[0].lock.Mode == hold.Exclusive // the statement answers whether others wait
 	var unknown, wanted []lockkey.Name
 	for i, r := range returns {
 		var isWanted bool
-		r.outcome, isWanted = toOutcome(letters[i])
+		r.outcome, isWanted = toOutcome(a.letters[i])
 		r.wanted = isWanted
 		permit := r.lock.Queue.Key != r.lock.Key // the answer is about this permit, not about waiters for any permit
 		if !answersWanted || permit {
 			r.wanted = r.lock.Waited
 		}
-		r.evicted = evicted[r.lock]
+		r.evicted = a.evicted[r.lock]
 		if r.unknown && r.outcome == outcomeGone {
 			r.outcome = outcomeReleased // by an earlier attempt, whose answer was lost
 		}
@@ -132,20 +150,20 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 				wanted = append(wanted, lockkey.Name{Key: r.lock.Key})
 			}
 			switch {
+			case r.handed:
 			case r.wanted:
 				wanted = append(wanted, r.lock.Queue)
 			case !answersWanted || permit:
 				unknown = append(unknown, r.lock.Queue)
 			}
 		}
-		if until, _ := r.lock.Ended(); r.outcome == outcomeGone && r.evicted == nil && answered >= until {
+		if until, _ := r.lock.Ended(); r.outcome == outcomeGone && r.evicted == nil && a.at >= until {
 			r.outcome = outcomeExpired // while the release was on its way: another caller may have had it since
 		}
 		close(r.done)
 	}
 	t.host.Queue.Wake(unknown)
 	t.flow.wanted = append(t.flow.wanted, wanted...)
-	return nil
 }
 
 // timers keeps the memory of timers that have stopped.
@@ -153,8 +171,10 @@ var timers = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
 // sendRelease sends one release and waits for the answer, for so long.
 func (t *Table) sendRelease(lock *hold.Hold, token *int64, patience time.Duration) *release {
-	r := &release{lock: lock, token: token, done: make(chan struct{})}
-	t.flow.release(r)
+	r := &release{table: t, lock: lock, token: token, done: make(chan struct{})}
+	if !t.leave(r) {
+		t.flow.release(r)
+	}
 	select {
 	case <-r.done: // in bounded time, where there is a connection: the batch in flight, and this one
 		return r
@@ -184,6 +204,10 @@ func (t *Table) Release(lock *hold.Hold) error { return t.releaseWithRetries(loc
 func (t *Table) releaseWithRetries(lock *hold.Hold, token *int64, left *leftover) error {
 	var r *release
 	defer func() {
+		if r.handed {
+			t.forget(lock)
+			return
+		}
 		// The lock may have been released before the waiters here had a ticket.
 		if queued := t.over(lock, r.outcome); queued && !r.wanted {
 			t.host.Queue.Wake([]lockkey.Name{lock.Queue})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
@@ -21,7 +22,8 @@ type request struct {
 	others   []*hold.Hold // permits that are wanted together with it, all or none
 	permits  int          // how many the semaphore has; 0: the request is for the lease itself
 	metadata *string
-	ticket   *int64 // nil: it passes callers that wait
+	ticket   *int64   // nil: it passes callers that wait
+	from     *release // the lease was left to it; nil: it was not
 
 	unsettled int  // how often it was sent again, because others were joining or leaving, or leftovers may have refused it
 	unknown   bool // an earlier attempt may have been granted
@@ -68,7 +70,11 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		}
 		requests[i] = r
 	}
-	if !o.Turn.SkipQueue {
+	switch {
+	case o.Turn.Handed:
+		requests[0].ticket = nil
+		requests[0].from, _ = o.Turn.Release.(*release)
+	case !o.Turn.SkipQueue:
 		requests[0].ticket = &o.Turn.Ticket
 	}
 	began := time.Now()
@@ -89,6 +95,7 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 // failRequests fails requests that were not sent, or not sent again.
 func (t *Table) failRequests(requests []*request, err error) {
 	for _, r := range requests {
+		r.returnRelease()
 		if r.unknown {
 			t.discardRequest(r)
 		}
@@ -103,22 +110,31 @@ func (t *Table) acquire(requests []*request) {
 }
 
 func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
-	var locks, permits []*request
+	var locks, permits, handed []*request
 	for _, r := range requests {
 		switch {
 		case r.Settled(): // the caller left while the request was queued
+			r.returnRelease()
 			if r.unknown {
 				t.discardRequest(r)
 			}
 		case r.permits > 0:
 			permits = append(permits, r)
+		case r.from != nil:
+			handed = append(handed, r)
 		default:
 			locks = append(locks, r)
 		}
 	}
-	if err := t.ask(mode, locks); err != nil {
-		t.failRequests(permits, err)
-		return err
+	if len(handed) > 1 { // a batch of releases and one of requests cost less than an exchange for each
+		t.releaseFor(handed)
+		handed, locks = nil, append(handed, locks...)
+	}
+	for _, batch := range [][]*request{handed, locks} {
+		if err := t.ask(mode, batch); err != nil {
+			t.failRequests(permits, err)
+			return err
+		}
 	}
 	for len(permits) > 0 {
 		n, leases := 0, 0
@@ -145,13 +161,21 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	if single {
 		statement = statements.LeaseAcquireOne
 	}
+	from := batch[0].from
 	args := &t.acquireArgs
 	args.Reset(single)
 	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Key })
+	if from != nil {
+		statement = statements.LeaseHandOver
+		dbconn.AddTexts(args, batch, func(*request) *string { return &from.lock.Holder })
+		dbconn.AddBigints(args, batch, func(*request) (int64, bool) { return dbconn.OrNull(from.token) })
+	}
 	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return r.lock.TTL.Milliseconds(), true })
 	dbconn.AddTexts(args, batch, func(r *request) *string { return r.metadata })
-	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return dbconn.OrNull(r.ticket) })
+	if from == nil {
+		dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return dbconn.OrNull(r.ticket) })
+	}
 	leases := len(batch)
 	if mode == hold.Exclusive && batch[0].permits > 0 {
 		statement = statements.LeaseAcquirePermit
@@ -164,11 +188,15 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 
 	var grants []grant
+	var released answer
 	var asked bool
 	var sent time.Duration
 	err := t.request(t.flow.waits(t.host.Closing), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
 		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
+			if from != nil && len(values) > 0 {
+				released.letters, values = slices.Clone(values[0]), values[1:]
+			}
 			grants, err = readGrants(values, leases, single)
 			return err
 		})
@@ -176,6 +204,9 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 			for _, r := range batch {
 				r.unknown = true
 			}
+		}
+		if from != nil {
+			t.complete(ctx, q, &released, []*release{from}, err)
 		}
 		return err
 	})
@@ -195,6 +226,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	if err != nil {
 		rest, reached := takeUnreached(&t.flow, &t.flow.requests)
 		for _, r := range batch {
+			r.returnRelease()
 			if r.unknown || asked && !lockerr.Refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
@@ -207,6 +239,9 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 		return err
 	}
 	t.flow.answered(len(batch))
+	if from != nil {
+		t.settleReleases([]*release{from}, released)
+	}
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
 		rest := grants
 		for _, r := range batch {

@@ -5,21 +5,86 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Processes that keep waiting for one lock get at least a quarter of an equal share of its
-// grants (I7). A grant ends the ticket of its local queue, and the next caller's new ticket is
-// behind those of all other processes: so between two grants to one process each other one is
-// served once. Two things disturb that, and both are bounded: a woken process that does not try
+// turns (I7). A turn ends the ticket of its local queue, and the ticket for the next turn is
+// behind those of all other processes: so between two turns of one process each other one has
+// one. Two things disturb that, and both are bounded: a woken process that does not try
 // delays the others by clock.WakeTimeout; and callers of one process hand an advisory lock over
 // among themselves without the queue, for handOverTime at most once others wait.
 
-// handOverTime is for how long callers of one Locker hand an advisory lock over among
-// themselves before the Locker asks the server whether other processes wait. Usually their
-// notification comes within milliseconds; it may be lost, or not get through a pooler. One
-// statement in that time is too little to slow down a Locker whose lock nobody else wants.
+// handOverTime is for how long callers of one Locker hand a lock over among themselves: in a turn
+// where others wait, and otherwise an advisory lock, before the Locker asks the server whether
+// other processes wait. Usually their notification comes within milliseconds; it may be lost, or
+// not get through a pooler. One statement in that time is too little to slow down a Locker whose
+// lock nobody else wants.
 const handOverTime = 100 * time.Millisecond
+
+// mostInTurn is how many callers of one process a turn serves. From one process to another a lock
+// takes several times as long as from one caller to the next here. With four, a process with one
+// caller beside ones with many still gets more than a quarter of an equal share of the grants.
+const mostInTurn = 4
+
+// A turn begins with a grant of an exclusive lock to the first waiter of a local queue. It serves the
+// callers that wait there by then, mostInTurn at most, and within handOverTime: each releases the lock
+// for the next one.
+type turn struct {
+	left    int       // how many it may still serve
+	until   time.Time // it hands over no more
+	handed  bool      // the lock is left to the first waiter, which has not tried since
+	release hold.Release
+}
+
+// beginLocked begins a turn with the grant to the first waiter.
+func (t *turn) beginLocked(l *localQueue) {
+	*t = turn{left: min(l.waiters.Len(), mostInTurn) - 1, until: time.Now().Add(handOverTime)}
+}
+
+// HandOver implements [hold.Queue].
+func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
+	if q.Idle() {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.locals[name]
+	if l == nil || !l.owned || l.turn.left == 0 || time.Now().After(l.turn.until) {
+		return false
+	}
+	next := l.waiters.Front().Value.(*position)
+	if !next.rests || next.mode != hold.Exclusive {
+		return false
+	}
+	l.freedLocked()
+	l.turn.left--
+	l.turn.handed, l.turn.release = true, release
+	next.signal()
+	return true
+}
+
+// takeLocked reports whether the lock is left to the first waiter, which then tries, and finishes the
+// release.
+func (t *turn) takeLocked() (release hold.Release, handed bool) {
+	release, handed = t.release, t.handed
+	t.release, t.handed = nil, false
+	return release, handed
+}
+
+// endTurnLocked ends a turn if its lock was left to the first waiter, which did not get it. It wakes the
+// first of all processes: the release did not.
+func (p *position) endTurnLocked() {
+	release, handed := p.local.turn.takeLocked()
+	if release != nil {
+		release.Return()
+	}
+	if handed || p.handed {
+		p.handed, p.local.turn.left = false, 0
+		p.queue.waking.Add(wakeUp{name: p.local.name})
+	}
+}
 
 // handedOverLocked records a handover of an advisory lock from one caller here to the next.
 func (q *Queue) handedOverLocked(name lockkey.Name) {

@@ -15,21 +15,24 @@ type localQueue struct {
 	name    lockkey.Name
 	waiters list.List  // of *position
 	refusal *hold.Busy // the server's last one, also for waiters that have not tried yet
-	owned   bool       // a former first waiter has the lock exclusively, until Freed
+	owned   bool       // a former first waiter has the lock exclusively, until Freed or HandOver
 	ticket  *ticket    // its position among the processes; nil: none
+	turn    turn       // the last one
 }
 
 // A position is that of one caller in a local queue.
 type position struct {
-	queue *Queue
-	local *localQueue
-	at    *list.Element
-	mode  hold.Mode     // in which it wants the lock
-	holds []heldLock    // what its caller holds meanwhile
-	woken chan struct{} // has room for one signal: the waiter is first, and should try
-	tried bool          // it has tried since it joined; its caller's goroutine alone uses it
-	sent  int           // how often its ticket had been sent before its last try
-	fate  error         // why its wait must fail; nil: it need not
+	queue  *Queue
+	local  *localQueue
+	at     *list.Element
+	mode   hold.Mode     // in which it wants the lock
+	holds  []heldLock    // what its caller holds meanwhile
+	woken  chan struct{} // has room for one signal: the waiter is first, and should try
+	tried  bool          // it has tried since it joined; its caller's goroutine alone uses it
+	sent   int           // how often its ticket had been sent before its last try
+	rests  bool          // it waits to be woken
+	handed bool          // its last try was of a lock that was left to it
+	fate   error         // why its wait must fail; nil: it need not
 }
 
 // Idle reports whether no caller waits for any lock. Most calls read nothing but this.
@@ -104,6 +107,9 @@ func (p *position) leave() {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	first := p.firstLocked()
+	if first {
+		p.endTurnLocked()
+	}
 	if !p.removeLocked() {
 		return
 	}
@@ -116,12 +122,15 @@ func (p *position) leave() {
 }
 
 // granted removes a waiter that has the lock, after a try with that ticket. owned: no other
-// caller can have the lock before Freed is called.
+// caller can have the lock before Freed or HandOver is called.
 func (p *position) granted(number int64, owned bool) {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	t := p.local.ticket
-	if t != nil {
+	if !p.handed {
+		p.local.turn.beginLocked(p.local)
+	}
+	if t != nil && !p.handed { // during a turn the ticket is that of the next turn
 		t.spendLocked(number, p.sent)
 	}
 	if !p.removeLocked() {
@@ -181,7 +190,7 @@ func (q *Queue) Freed(name lockkey.Name) (queued bool) {
 	if l == nil {
 		return false
 	}
-	l.owned, l.refusal = false, &hold.Busy{}                                     // the next holder is not known
+	l.freedLocked()
 	if t := l.ticket; t != nil && (t.wokenInTurnLocked() || t.pendingLocked()) { // a ticket in flight makes its local queue try when it is published
 		return true
 	}
@@ -192,11 +201,41 @@ func (q *Queue) Freed(name lockkey.Name) (queued bool) {
 	return false
 }
 
+// freedLocked records that a lock may be free. The next holder is not known.
+func (l *localQueue) freedLocked() { l.owned, l.refusal = false, &hold.Busy{} }
+
 // refused records the server's refusal of the first waiter.
 func (p *position) refused(busy *hold.Busy) {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	p.local.refusal = busy
+}
+
+// try returns what the waiter's next try carries.
+func (p *position) try() (t hold.Turn) {
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	if t.Release, t.Handed = p.local.turn.takeLocked(); !t.Handed {
+		t.Ticket, t.First = p.ticketLocked()
+	}
+	p.handed = t.Handed
+	return t
+}
+
+// failed records that a try of the waiter failed.
+func (p *position) failed() {
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	if p.handed {
+		p.endTurnLocked()
+	}
+}
+
+// rest records whether the waiter waits to be woken.
+func (p *position) rest(rests bool) {
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	p.rests = rests
 }
 
 // look returns the state of the waiter: whether it is first, whether this process is known to

@@ -55,9 +55,7 @@ const (
 
 // ticket returns the number of the ticket with which the first waiter tries, 0 if there is
 // none, and whether no ticket was before that.
-func (p *position) ticket() (number int64, first bool) {
-	p.queue.mu.Lock()
-	defer p.queue.mu.Unlock()
+func (p *position) ticketLocked() (number int64, first bool) {
 	t := p.local.ticket
 	if t == nil {
 		return 0, false

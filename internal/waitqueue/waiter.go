@@ -142,7 +142,7 @@ func (w *Waiter) Turn() (t hold.Turn) {
 	case w.noWait:
 		t.SkipQueue = true
 	case w.position != nil:
-		t.Ticket, t.First = w.position.ticket()
+		t = w.position.try()
 	}
 	w.number = t.Ticket
 	return t
@@ -184,6 +184,9 @@ func (w *Waiter) BehindWriter(names []lockkey.Name) (int, error) {
 // returns an error if the call must fail instead.
 func (w *Waiter) Wait(name lockkey.Name, err error) error {
 	w.waited = true
+	if w.position != nil {
+		w.position.failed()
+	}
 	busy, isBusy := errors.AsType[*hold.Busy](err)
 	if isBusy {
 		w.busy = busy
@@ -259,6 +262,8 @@ func (w *Waiter) enter() bool { return w.queue.enter(w.position.local) }
 // await waits until this call is first and should try: because it is woken, because due has
 // come, or because the lock is held in this process.
 func (w *Waiter) await(due time.Time) error {
+	w.position.rest(true)
+	defer w.position.rest(false)
 	for {
 		nap, isDue := clock.Jitter(clock.CheckInterval), false
 		if left := time.Until(due); !due.IsZero() && left <= nap {
