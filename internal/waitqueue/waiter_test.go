@@ -138,7 +138,7 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 		w.enter()
 		var number int64
 		pgtest.Until(t, kind+": it has a ticket", func() bool {
-			number, _ = next.position.ticketLocked()
+			number = next.position.try().Ticket
 			return number != 0
 		})
 		if name.Kind() != 0 {

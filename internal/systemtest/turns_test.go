@@ -1,0 +1,47 @@
+package systemtest_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// Of an advisory lock a Locker may serve more, until it knows that others wait.
+func TestTurnOfALeaseServesFourCallersOfALockerThenThoseOfTheNext(t *testing.T) {
+	t.Parallel()
+	const callers, most = 6, 4
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	testkit.KeepTurns(t, db)
+	lock := testkit.Acquire(t, testkit.Listening(t, db, "holder"), "k")
+	var mu sync.Mutex
+	var order []int
+	var all sync.WaitGroup
+	for i, owner := range []string{"first", "second"} {
+		locks := testkit.Listening(t, db, owner)
+		for range callers {
+			all.Go(func() {
+				if err := locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error {
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, i)
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		testkit.UntilQueued(t, db, "k", i+1)
+	}
+	testkit.UntilWaiting(t, db, "k", 2*callers)
+	testkit.Release(t, lock)
+	all.Wait()
+	want := append(slices.Repeat([]int{0}, most), slices.Repeat([]int{1}, most)...)
+	if len(order) != 2*callers || !slices.Equal(order[:2*most], want) {
+		t.Errorf("served: %v, want %v first", order, want)
+	}
+	testkit.NoTickets(t, db)
+}

@@ -1,0 +1,159 @@
+package waitqueue
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// returned counts how often a release was given back.
+type returned int
+
+func (r *returned) Return() { *r++ }
+
+// resting returns callers that wait for the lock, in their order.
+func resting(q *Queue, name lockkey.Name, modes ...hold.Mode) (all []*position) {
+	for _, mode := range modes {
+		p := q.join(name, &hold.Busy{}, nil, mode)
+		p.rest(true)
+		all = append(all, p)
+	}
+	return all
+}
+
+// wakes returns a queue, and how many wake-ups it has sent.
+func wakes() (*Queue, *atomic.Int32) {
+	var n atomic.Int32
+	return newQueue(runs(func(dbconn.Exchange) error {
+		n.Add(1)
+		return nil
+	})), &n
+}
+
+var exclusively = []hold.Mode{hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive}
+
+func TestTurnServesFourCallersThatWaitedWhenItBegan(t *testing.T) {
+	t.Parallel()
+	name := lockkey.Name{Key: "k"}
+	for waiting, want := range map[int]int{1: 1, 2: 2, 4: 4, 6: 4} {
+		q := newLocal()
+		all := resting(q, name, exclusively[:waiting]...)
+		all[0].granted(0, true)
+		served := 1
+		all = append(all, resting(q, name, hold.Exclusive)...) // it came later
+		for q.HandOver(name, nil) {
+			if got := all[served].try(); !got.Handed || got.Ticket != 0 {
+				t.Fatalf("of %d: its try carries %+v", waiting, got)
+			}
+			all[served].granted(0, true)
+			served++
+		}
+		if served != want {
+			t.Errorf("%d of %d were served, want %d", served, waiting, want)
+		}
+		q.Freed(name)
+		if got := all[served].try(); got.Handed {
+			t.Errorf("of %d: the lock is left to another one after the turn", waiting)
+		}
+	}
+}
+
+func TestLockIsLeftOnlyToACallerThatTriesAtOnce(t *testing.T) {
+	t.Parallel()
+	name := lockkey.Name{Key: "k"}
+	for what, c := range map[string]struct {
+		modes  []hold.Mode
+		before func(next *position)
+		want   bool
+	}{
+		"it waits exclusively": {modes: exclusively[:2], want: true},
+		"it is a reader":       {modes: []hold.Mode{hold.Exclusive, hold.Shared}},
+		"its try is in flight": {modes: exclusively[:2], before: func(next *position) { next.rest(false) }},
+		"the turn has lasted":  {modes: exclusively[:2], before: func(*position) { time.Sleep(handOverTime + 1) }},
+		"it has left":          {modes: exclusively[:2], before: (*position).leave},
+		"nobody has the lock":  {modes: exclusively[:2], before: func(next *position) { next.queue.Freed(next.local.name) }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			q := newLocal()
+			all := resting(q, name, c.modes...)
+			all[0].granted(0, true)
+			if c.before != nil {
+				c.before(all[1])
+			}
+			if got := q.HandOver(name, nil); got != c.want {
+				t.Errorf("%s: the lock is left to it: %t", what, got)
+			}
+		})
+	}
+}
+
+// A release that nobody finishes, or a free lock of which no waiter elsewhere hears, would keep all waiting.
+func TestLockThatIsLeftToACallerIsNotLostWithIt(t *testing.T) {
+	t.Parallel()
+	name := lockkey.Name{Key: "k"}
+	for what, c := range map[string]struct {
+		end      func(next *position)
+		returned returned
+		woken    int32
+	}{
+		"it leaves before its try":         {end: (*position).leave, returned: 1, woken: 1},
+		"its try fails":                    {end: func(next *position) { next.try(); next.failed() }, woken: 1},
+		"its try fails, and then it tries": {end: func(next *position) { next.try(); next.failed(); next.try(); next.failed() }, woken: 1},
+		"it leaves after its try":          {end: func(next *position) { next.try(); next.leave() }, woken: 1},
+		"its try is granted":               {end: func(next *position) { next.try(); next.granted(0, true) }},
+	} {
+		q, woken := wakes()
+		all := resting(q, name, exclusively[:3]...)
+		all[0].granted(0, true)
+		var release returned
+		if !q.HandOver(name, &release) {
+			t.Fatalf("%s: the lock is not left to it", what)
+		}
+		c.end(all[1])
+		<-q.waking.Done()
+		if release != c.returned || woken.Load() != c.woken {
+			t.Errorf("%s: the release was returned %d times, and %d wake-ups were sent; want %d and %d", what, release, woken.Load(), c.returned, c.woken)
+		}
+		if turn := all[2].try(); turn.Handed || turn.Release != nil {
+			t.Errorf("%s: the next try carries %+v", what, turn)
+		}
+	}
+}
+
+func TestTicketOfTheNextTurnIsDrawnWhenATurnBegins(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	for kind, name := range map[string]lockkey.Name{"a lease": {Key: "k"}, "an advisory lock": {ID: lockkey.Identify("k")}} {
+		q := connected(t, db, nobody{})
+		q.mu.Lock()
+		q.seeLocked(name)
+		q.mu.Unlock()
+		all := resting(q, name, exclusively[:3]...)
+		q.enter(all[0].local)
+		all[0].granted(0, true)
+		number := func() (n int64) {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			if t := all[2].local.ticket; t != nil {
+				n = t.number
+			}
+			return n
+		}
+		pgtest.Until(t, kind+": there is a ticket", func() bool { return number() != 0 })
+		first := number()
+		if !q.HandOver(name, nil) || !all[1].try().Handed {
+			t.Fatal("not handed over")
+		}
+		all[1].granted(0, true)
+		if got := number(); got != first {
+			t.Errorf("%s: the next turn has ticket %d, and had %d", kind, got, first)
+		}
+		all[2].leave()
+	}
+}
