@@ -178,7 +178,7 @@ func endOfTerm(result error) string {
 func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Server, error) {
 	host, port, err := net.SplitHostPort(l.addr)
 	if err != nil {
-		return nil, fmt.Errorf("--health-addr %q is no address; use host:port, such as %s", l.addr, exampleHealthAddr)
+		return nil, notAnAddress("health-addr", l.addr, exampleHealthAddr)
 	}
 	if host == "" {
 		host = "127.0.0.1"

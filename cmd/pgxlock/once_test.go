@@ -235,7 +235,8 @@ func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
 	port := taken.Addr().String()
 	for addr, says := range map[string]string{
 		port:     "pgxlock: --health-addr " + port + ": address already in use; choose another address\n",
-		"8474":   `pgxlock: --health-addr "8474" is no address; use host:port, such as 127.0.0.1:8474` + "\n",
+		"8080":   `pgxlock: --health-addr "8080" is a port alone; use :8080 or 127.0.0.1:8080` + "\n",
+		"a.host": `pgxlock: --health-addr "a.host" is no address; use host:port, such as 127.0.0.1:8474` + "\n",
 		":99999": "pgxlock: --health-addr 127.0.0.1:99999: ",
 	} {
 		r := execute(t, []string{"DATABASE_URL=" + nowhere}, "lead", "k", "--health-addr", addr, "--", "true")
