@@ -111,7 +111,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			holders = "holders that cannot be shown"
 		}
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string {
+			holders = some(q.Holders, 10, func(h *pgxlock.Holder) string {
 				shared := ""
 				if h.Mode == pgxlock.Shared {
 					shared = " (shared)"
