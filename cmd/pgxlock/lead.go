@@ -195,14 +195,15 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 }
 
 // complaints is a slog.Handler that says warnings and errors as a command does, if they have a
-// cause: others were said.
+// cause: others were said. Of what is less than a warning it says what has no cause: that
+// something works again.
 type complaints struct {
 	*task
 	ofCalls bool // nothing of locks that are held: the report of renewals and the end of a command say that
 }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn
+	return level >= slog.LevelInfo
 }
 func (c *complaints) WithAttrs([]slog.Attr) slog.Handler { return c }
 func (c *complaints) WithGroup(string) slog.Handler      { return c }
@@ -221,8 +222,12 @@ func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 	if c.ofCalls && held {
 		return nil
 	}
-	if cause != nil && cause.Error() != "" {
-		c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, cause))
+	message := strings.TrimPrefix(r.Message, "pgxlock: ")
+	switch warning := r.Level >= slog.LevelWarn; {
+	case warning && cause != nil && cause.Error() != "":
+		c.say("%s: %s", message, describe(c.target.flags, cause))
+	case !warning && cause == nil:
+		c.say("%s", message)
 	}
 	return nil
 }

@@ -380,11 +380,12 @@ func (e *task) wait(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
 func (e *task) release(lock *pgxlock.Lock, err error) error {
 	released := lock.Release(context.Background())
 	_, told := errors.AsType[endedCommand](err)
+	until, _ := lock.Deadline()
 	switch {
 	case told:
 	case errors.Is(released, pgxlock.ErrLost):
 		return outcome{exitLost, released}
-	case released != nil:
+	case released != nil && time.Now().Before(until): // else it has ended with its TTL
 		e.say("%s; the lock ends with its TTL", describe(e.target.flags, released))
 	}
 	return err
