@@ -357,6 +357,36 @@ func TestRoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	}
 }
 
+// A right that only addresses and transactions take is lacking where those are shown.
+func TestRightToSeeSessionsIsMissedOnlyWhereTheyAreShown(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	role := newRole(t, db)
+	db.Exec(t, "select grant_locks('"+role+"', 'monitoring')")
+	silent, says := func(command string) {
+		t.Helper()
+		if r := execute(t, as(role, db), strings.Fields(command)...); r.code != exitOK || r.stderr != "" {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}, func(command, want string) {
+		t.Helper()
+		if r := execute(t, as(role, db), strings.Fields(command)...); r.code != exitOK || !strings.HasPrefix(r.stderr, "pgxlock: not shown: "+want+" of other roles' sessions: ") {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}
+	for _, command := range []string{"ls", "ls -o json", "tree", "tree -o json"} {
+		silent(command)
+	}
+	says("watch --once", "transactions")
+	session(t, db, "select pg_advisory_lock(42)")
+	says("ls", "addresses and transactions")
+	says("ls -o json", "addresses and transactions")
+	says("watch --once", "addresses and transactions")
+	for _, command := range []string{"ls --kind lease", "ls --prefix order", "tree", "tree -o json"} {
+		silent(command)
+	}
+}
+
 func TestScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
