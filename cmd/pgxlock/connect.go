@@ -144,7 +144,7 @@ func (t *target) warn(ctx context.Context, conn *pgconn.PgConn) {
 		return
 	}
 	if warning := found.Warning(schema); warning != "" {
-		_, _ = fmt.Fprintf(t.stderr(), "pgxlock: warning: %s; %s\n", warning, place.WarningAdvice)
+		complain(t.stderr(), "warning: "+warning+"; "+place.WarningAdvice)
 	}
 }
 

@@ -240,6 +240,9 @@ func TestSessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 		if r.want(t, exitDenied, "", says); strings.Count(r.stderr, "; GRANT pg_monitor, pg_signal_backend TO ") != 1 || strings.Contains(r.stderr, "grant_locks") {
 			t.Errorf("not the rights that it takes: %s", r.stderr)
 		}
+		if named := fmt.Sprintf(`the session of process %d (application "psql", role "`, pid); !strings.Contains(r.stderr, named) || strings.Contains(r.stderr, `""`) {
+			t.Errorf("not what is known of the session: %s", r.stderr)
+		}
 		db.Exec(t, "grant pg_monitor to "+role)
 	}
 	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")

@@ -84,7 +84,7 @@ func missingFrom(all []string, listed []pgxlock.Holder) []string {
 
 func printMissing(cmd *cobra.Command, missing []string) {
 	for _, text := range missing {
-		complain(cmd, "not shown: "+withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
+		complain(cmd.ErrOrStderr(), "not shown: "+withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
 	}
 }
 
