@@ -69,7 +69,15 @@ func TestRefusedConnectionStringIsNotRepeated(t *testing.T) {
 	const key = "-----BEGIN PRIVATE KEY-----\ngeheim\n-----END PRIVATE KEY-----"
 	for connString, says := range map[string]string{
 		"postgres://me:ge:heim%zz@h/db":                                      "percent-encoded",
-		"postgres://me:geheim@h:port/db":                                     "percent-encoded",
+		"postgres://me:geheim@h:port/db":                                     "is not a PostgreSQL connection string (invalid port)",
+		"postgres://h:port/db":                                               "(invalid port)",
+		"postgres://me:geheim/1@h/db":                                        "percent-encoded",
+		"Postgres://me:geheim@h/db":                                          "it begins with Postgres://: begin it with postgres://, and leave out",
+		"localhost/db":                                                       "(it neither begins with postgres:// nor is a list such as host=localhost dbname=app)",
+		"me:geheim@h:5432/db":                                                "neither begins with postgres://",
+		"me:geheim@h/db?sslmode=disable":                                     "neither begins with postgres://",
+		"me:ge=heim@h/db":                                                    "neither begins with postgres://",
+		"app":                                                                "neither begins with postgres://",
 		"mysql://me:geheim@h/db":                                             "is not a PostgreSQL connection string (it begins with mysql://: pgxlock needs PostgreSQL)",
 		"jdbc:postgresql://h/db?user=me&password=geheim":                     "it begins with jdbc:postgresql://: begin it with postgres://, and leave out",
 		"jdbc:postgresql:geheim":                                             "it begins with jdbc:postgresql:: begin it",
