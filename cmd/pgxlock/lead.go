@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/adapters/health"
 )
 
@@ -198,7 +199,8 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 // cause: others were said.
 type complaints struct {
 	*task
-	ofCalls bool // nothing of locks that are held: the report of renewals and the end of a command say that
+	ofCalls bool           // nothing of locks that are held: the report of renewals and the end of a command say that
+	other   *once.Schedule // with which another program starts runs of the key of once; nil: none is known
 }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
@@ -214,6 +216,9 @@ func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 		held = held || a.Key == "leases" || a.Key == "locks"
 		if err, ok := a.Value.Any().(error); ok {
 			cause = err
+		}
+		if other, ok := a.Value.Any().(once.Schedule); ok && a.Key == "other" {
+			c.other = &other
 		}
 		return true
 	})
