@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/adapters/health"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // The command lead runs a command while this process is the leader, as run does under a lock.

@@ -270,7 +270,7 @@ func (o *onceTask) already(ctx context.Context, pool *pgxpool.Pool) error {
 // with the same length of periods, whose beginning was changed.
 func (o *onceTask) started(ctx context.Context, pool *pgxpool.Pool) (once.Record, error) {
 	run := once.Record{Key: o.key, State: once.StateRunning, Retry: true, Schedule: o.schedule()} // if it was forgotten since
-	for _, most := range []int{1, maxRuns} {                                                        // mostly it is the latest
+	for _, most := range []int{1, maxRuns} {                                                      // mostly it is the latest
 		list, err := once.List(ctx, pool, &once.ListConfig{Key: o.key, Limit: most, Schema: o.target.schema})
 		if err != nil {
 			return run, err
