@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/adapters/health"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // The command lead runs a command while this process is the leader, as run does under a lock.
@@ -199,7 +200,8 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 // something works again.
 type complaints struct {
 	*task
-	ofCalls bool // nothing of locks that are held: the report of renewals and the end of a command say that
+	ofCalls bool           // nothing of locks that are held: the report of renewals and the end of a command say that
+	other   *once.Schedule // with which another program starts runs of the key of once; nil: none is known
 }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
@@ -215,6 +217,9 @@ func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 		held = held || a.Key == "leases" || a.Key == "locks"
 		if err, ok := a.Value.Any().(error); ok {
 			cause = err
+		}
+		if other, ok := a.Value.Any().(once.Schedule); ok && a.Key == "other" {
+			c.other = &other
 		}
 		return true
 	})

@@ -57,7 +57,8 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 			t.Errorf("%q: exit code %d, want %d\n%s%swant %s", test.args, r.code, test.code, r.stdout, r.stderr, want)
 		}
 	}
-	execute(t, []string{"PGPORT=abc"}, "ls").want(t, exitUsage, "", "pgxlock: the PG* variables name no database that can be used (invalid port); correct them\n")
+	execute(t, []string{"PGPORT=abc"}, "ls").want(t, exitUsage, "", "pgxlock: PGPORT cannot be used (invalid port); correct it, or unset it\n")
+	execute(t, []string{"PGPORT=abc"}, "ls", "--database-url", "postgres://h/db").want(t, exitUsage, "", "pgxlock: PGPORT cannot be used (invalid port); correct it, or unset it\n")
 }
 
 func TestSchemaOfAnotherRoleSaysToConnectAsThatRole(t *testing.T) {

@@ -123,7 +123,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, ever
 			return err
 		}
 		if failed = err; failed != nil {
-			complain(cmd, describe(cmd.Flags(), failed))
+			complain(cmd.ErrOrStderr(), describe(cmd.Flags(), failed))
 			continue
 		}
 		if err := show(shot); err != nil {
