@@ -211,7 +211,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 		if errors.Is(released, ErrLost) && !errors.Is(err, ErrLost) {
 			err = errors.Join(err, released)
 		} else if released != nil {
-			l.log.Warn("pgxlock: release failed; the lock ends with its TTL or its session", "key", key, "error", released)
+			l.notReleased(&lock.hold, key, released)
 		}
 	}()
 	work, cancel := lock.Context(ctx)
@@ -270,13 +270,21 @@ func (l *Locker) shutdown(ctx context.Context) error {
 		for _, h := range l.holds.Holds() {
 			releasing.Go(func() {
 				if err := h.Close(ctx); err != nil {
-					l.log.Warn("pgxlock: release failed; the lock ends with its TTL or its session", "key", h.Key, "error", err)
+					l.notReleased(h, h.Key, err)
 				}
 			})
 		}
 		releasing.Wait()
 	})
 	return cmp.Or(err, released, l.backend.Close(ctx), batcher.Until(ctx, l.telling.Wait))
+}
+
+// notReleased logs that the release of a lock failed. If the lock has expired meanwhile, there is
+// nothing to say.
+func (l *Locker) notReleased(h *hold.Hold, key string, err error) {
+	if until, expires := h.Deadline(); !expires || time.Now().Before(until) {
+		l.log.Warn("pgxlock: release failed; the lock ends with its TTL or its session", "key", key, "error", err)
+	}
 }
 
 // grace returns a context that ends a moment after ctx.

@@ -210,6 +210,7 @@ type lockTable struct {
 	keys    keyNames
 	granted map[lockkey.ID][]int32 // the processes that hold each lock
 	standby bool                   // it is that of a standby, which knows nothing of the primary's
+	unseen  bool                   // this role may not see the address of a holder
 
 	taken, room int64 // how many entries of any kind it has, and at least can have
 }
@@ -223,12 +224,12 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 	table := &lockTable{keys: keys, granted: make(map[lockkey.ID][]int32)}
 	var space pgtype.Int4
 	var number pgtype.Int8
-	var shared, granted bool
+	var shared, granted, unseen bool
 	var pid int32
 	var application, role, client string
 	var since pgtype.Timestamptz
 	var blockedBy []int32
-	err = in.read(ctx, statements.MonitorAdvisory, []any{&table.taken, &table.room, &table.standby, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
+	err = in.read(ctx, statements.MonitorAdvisory, []any{&table.taken, &table.room, &table.standby, &space, &number, &shared, &granted, &pid, &application, &role, &client, &unseen, &since, &blockedBy}, func() {
 		if !number.Valid {
 			return // the only row, without a lock
 		}
@@ -247,6 +248,7 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 		switch {
 		case in.hides(internal, key), !in.filter.admits(pgxlock.KindAdvisory, key):
 		case granted:
+			table.unseen = table.unseen || unseen
 			table.holders = append(table.holders, &pgxlock.Holder{
 				Key: shown, Raw: raw, Kind: pgxlock.KindAdvisory, Mode: modeOf(shared), ID: owner, PID: pid, State: pgxlock.StateLive,
 				Application: application, Role: role, Client: client, Label: label, Internal: internal,
@@ -372,8 +374,9 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 	return waiters, err
 }
 
-// server adds to load what is not in the lock table, and returns the server's time.
-func (in *inspection) server(ctx context.Context, load *Load) (at time.Time, err error) {
+// server adds to load what is not in the lock table, and returns the server's time. what is that of other roles' sessions
+// which the snapshot lacks if this role may not see them.
+func (in *inspection) server(ctx context.Context, load *Load, what string) (at time.Time, err error) {
 	var seesAll bool
 	var pid pgtype.Int4
 	var since pgtype.Timestamptz
@@ -381,7 +384,7 @@ func (in *inspection) server(ctx context.Context, load *Load) (at time.Time, err
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
-		in.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", in.conn.Config().User, pgx.Identifier{in.conn.Config().User}.Sanitize()))
+		in.miss(what+" of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", in.conn.Config().User, pgx.Identifier{in.conn.Config().User}.Sanitize()))
 	}
 	return at, err
 }

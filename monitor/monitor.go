@@ -254,7 +254,11 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		shot.Holders, shot.Expired, shot.Waiters = sorted(held), sorted(expired), append(tickets, locks.waiters...)
 		sortWaiters(shot.Waiters)
 		shot.Load.Locks, shot.Load.Room = locks.taken, locks.room
-		if shot.At, err = in.server(ctx, &shot.Load); err != nil {
+		sessions := "transactions"
+		if locks.unseen {
+			sessions = "addresses and transactions"
+		}
+		if shot.At, err = in.server(ctx, &shot.Load, sessions); err != nil {
 			return err
 		}
 		shot.Missing, shot.Unread = in.missing, Unread{

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/monitor"
@@ -47,6 +48,17 @@ func completeHeld(root *cobra.Command) {
 				}) // fails only if the flag is not there
 			}
 		}
+	}
+}
+
+// plainUsages takes out of what flags say of themselves the backquotes that mark the name of a value, which completion
+// would show.
+func plainUsages(cmd *cobra.Command) {
+	for _, below := range cmd.Commands() {
+		plainUsages(below)
+	}
+	for _, flags := range []*pflag.FlagSet{cmd.Flags(), cmd.PersistentFlags()} {
+		flags.VisitAll(func(flag *pflag.Flag) { _, flag.Usage = pflag.UnquoteUsage(flag) })
 	}
 }
 

@@ -44,6 +44,22 @@ func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
 	}
 }
 
+// In the help backquotes mark the name of a value.
+func TestCompletionDescribesFlagsWithoutBackquotes(t *testing.T) {
+	t.Parallel()
+	described := 0
+	for _, cmd := range listed(newRoot()) {
+		r := execute(t, nil, append(append([]string{"__complete"}, strings.Fields(cmd.CommandPath())[1:]...), "--")...)
+		if r.code != exitOK || strings.Contains(r.stdout, "`") {
+			t.Errorf("%s: %+v", cmd.CommandPath(), r)
+		}
+		described += strings.Count(r.stdout, "\tconnection string (default $PGXLOCK_DATABASE_URL")
+	}
+	if described < 15 {
+		t.Errorf("%d commands describe --database-url", described)
+	}
+}
+
 func TestUnknownShellIsRefusedWithThoseThatAreKnown(t *testing.T) {
 	t.Parallel()
 	execute(t, nil, "completion", "tcsh").want(t, exitUsage, "", `unknown command "tcsh" for "pgxlock completion"; use bash, fish, powershell, zsh`)

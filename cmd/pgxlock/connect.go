@@ -144,7 +144,7 @@ func (t *target) warn(ctx context.Context, conn *pgconn.PgConn) {
 		return
 	}
 	if warning := found.Warning(schema); warning != "" {
-		_, _ = fmt.Fprintf(t.stderr(), "pgxlock: warning: %s; %s\n", warning, place.WarningAdvice)
+		complain(t.stderr(), "warning: "+warning+"; "+place.WarningAdvice)
 	}
 }
 
@@ -201,15 +201,29 @@ func origin(flag string, getenv func(string) string) string {
 	return name
 }
 
+// unreadable says which source makes that a connection string cannot be read: it, or a variable that fills in what it leaves open.
+func unreadable(source, connString string, err error, getenv func(string) string) error {
+	if connString != "" {
+		if _, also := connstring.Parse(""); also == nil || also.Error() != err.Error() {
+			return fmt.Errorf("%s %w; one looks like postgres://user@host:5432/database", source, err)
+		}
+	}
+	reason := strings.TrimPrefix(err.Error(), "is not a PostgreSQL connection string ")
+	for _, variable := range []struct{ name, word string }{
+		{"PGPORT", "invalid port"}, {"PGCONNECT_TIMEOUT", "connect_timeout"}, {"PGSSLMODE", "sslmode"}, {"PGTARGETSESSIONATTRS", "target_session_attrs"}, {"PGSERVICE", "service"},
+	} {
+		if getenv(variable.name) != "" && strings.Contains(reason, variable.word) {
+			return fmt.Errorf("%s cannot be used %s; correct it, or unset it", variable.name, reason)
+		}
+	}
+	return fmt.Errorf("the PG* variables name no database that can be used %s; correct them", reason)
+}
+
 // parseConfig reads a connection string and fills in our defaults.
 func parseConfig(source, connString string) (*pgxpool.Config, error) {
 	config, err := connstring.Parse(connString)
-	if err != nil && connString == "" {
-		reason := strings.TrimPrefix(err.Error(), "is not a PostgreSQL connection string ")
-		return nil, usageError{fmt.Errorf("the PG* variables name no database that can be used %s; correct them", reason)}
-	}
 	if err != nil {
-		return nil, usageError{fmt.Errorf("%s %w; one looks like postgres://user@host:5432/database", source, err)}
+		return nil, usageError{unreadable(source, connString, err, os.Getenv)}
 	}
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = defaultConnectTimeout

@@ -284,7 +284,7 @@ func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Hol
 	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.LockKey() == h.LockKey() }) {
 		return false, nil
 	}
-	cmd.PrintErrf("pgxlock: the session of process %d (application %q, role %q, client %q) will end, with:\n", session.PID, session.Application, session.Role, session.Client)
+	cmd.PrintErrf("pgxlock: the session of process %d%s will end, with:\n", session.PID, whose(session))
 	for _, has := range session.Holders {
 		cmd.PrintErrf("  holds %s, %s\n", shown(has.Key), modeNamed(has.Mode))
 	}
@@ -295,6 +295,20 @@ func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Hol
 		return false, err
 	}
 	return locks.Terminate(cmd.Context(), session, e.reason)
+}
+
+// whose is what is known of whose session it is.
+func whose(session monitor.Session) string {
+	var known []string
+	for _, part := range []struct{ what, text string }{{"application", session.Application}, {"role", session.Role}, {"client", session.Client}} {
+		if part.text != "" {
+			known = append(known, fmt.Sprintf("%s %q", part.what, part.text))
+		}
+	}
+	if len(known) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(known, ", ") + ")"
 }
 
 // ask returns nil if the answer is yes.

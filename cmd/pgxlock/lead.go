@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/adapters/health"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // The command lead runs a command while this process is the leader, as run does under a lock.
@@ -178,7 +179,7 @@ func endOfTerm(result error) string {
 func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Server, error) {
 	host, port, err := net.SplitHostPort(l.addr)
 	if err != nil {
-		return nil, fmt.Errorf("--health-addr %q is no address; use host:port, such as %s", l.addr, exampleHealthAddr)
+		return nil, notAnAddress("health-addr", l.addr, exampleHealthAddr)
 	}
 	if host == "" {
 		host = "127.0.0.1"
@@ -195,14 +196,16 @@ func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Serv
 }
 
 // complaints is a slog.Handler that says warnings and errors as a command does, if they have a
-// cause: others were said.
+// cause: others were said. Of what is less than a warning it says what has no cause: that
+// something works again.
 type complaints struct {
 	*task
-	ofCalls bool // nothing of locks that are held: the report of renewals and the end of a command say that
+	ofCalls bool           // nothing of locks that are held: the report of renewals and the end of a command say that
+	other   *once.Schedule // with which another program starts runs of the key of once; nil: none is known
 }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn
+	return level >= slog.LevelInfo
 }
 func (c *complaints) WithAttrs([]slog.Attr) slog.Handler { return c }
 func (c *complaints) WithGroup(string) slog.Handler      { return c }
@@ -215,14 +218,21 @@ func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 		if err, ok := a.Value.Any().(error); ok {
 			cause = err
 		}
+		if other, ok := a.Value.Any().(once.Schedule); ok && a.Key == "other" {
+			c.other = &other
+		}
 		return true
 	})
 	held = held || errors.Is(cause, pgxlock.ErrLost)
 	if c.ofCalls && held {
 		return nil
 	}
-	if cause != nil && cause.Error() != "" {
-		c.say("%s: %s", strings.TrimPrefix(r.Message, "pgxlock: "), describe(c.target.flags, cause))
+	message := strings.TrimPrefix(r.Message, "pgxlock: ")
+	switch warning := r.Level >= slog.LevelWarn; {
+	case warning && cause != nil && cause.Error() != "":
+		c.say("%s: %s", message, describe(c.target.flags, cause))
+	case !warning && cause == nil:
+		c.say("%s", message)
 	}
 	return nil
 }

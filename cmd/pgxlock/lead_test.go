@@ -149,10 +149,11 @@ func TestLeadIsACandidateAgainAfterAnOutageLongerThanItsTTL(t *testing.T) {
 	}
 	for kind, c := range kinds {
 		c.says(t, "ready")
+		c.reports(t, "pgxlock: the listener is back\n")
 		_ = c.stdin.Close() // its command ends by itself
 		c.ends(t, exitOK)
 		text := c.stderr.String()
-		for _, unwanted := range []string{"renewal failed", "leadership lost", "token 0", "session of advisory locks"} {
+		for _, unwanted := range []string{"release failed", "renewal failed", "leadership lost", "token 0", "session of advisory locks"} {
 			if strings.Contains(text, unwanted) {
 				t.Errorf("%s: %q in %q", kind, unwanted, text)
 			}

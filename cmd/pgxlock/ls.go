@@ -59,10 +59,12 @@ among that, ls exits with another code than 0, and prints no list that would be 
 				if len(shot.Holders) == 0 && unread != nil {
 					return unread
 				}
-				printMissing(cmd, shot.Missing)
 				listed := shot.Holders
 				if f.limit > 0 && len(listed) > f.limit {
 					listed = listed[:f.limit]
+				}
+				printMissing(cmd, missingFrom(shot.Missing, listed))
+				if len(listed) < len(shot.Holders) {
 					cmd.PrintErrf("pgxlock: only the first %d of %d locks are shown; --limit shows more\n", f.limit, len(shot.Holders))
 				}
 				if output == formatJSON {

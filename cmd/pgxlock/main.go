@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -48,6 +49,9 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		completion.DisableSuggestions = true // tcsh is not a misspelt bash
 	}
 	completeHeld(root)
+	if len(args) > 0 && slices.Contains([]string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}, args[0]) {
+		plainUsages(root)
+	}
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -60,7 +64,7 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		err = context.Cause(ctx)
 	}
 	if text := describe(cmd.Flags(), err); text != "" {
-		complain(cmd, withGrant(cmd, text))
+		complain(cmd.ErrOrStderr(), withGrant(cmd, text))
 	}
 	return exitCode(err)
 }

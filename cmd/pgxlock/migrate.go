@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -58,18 +59,18 @@ run it again then.`,
 				if err != nil {
 					return err
 				}
-				did, newer := "upgraded", ""
+				did, which := "upgraded", ""
 				switch {
 				case now.Installed > now.Newest:
-					did, newer = "nothing to do", fmt.Sprintf("; this program has version %d", now.Newest)
+					did, which = "nothing to do", fmt.Sprintf("; this program has version %d", now.Newest)
 				case damage != nil:
-					did = "restored"
+					did, which = "restored", ": "+missed(damage)
 				case before.Installed == 0:
 					did = "installed"
 				case before.Installed == now.Installed:
 					did = "already current"
 				}
-				cmd.PrintErrf("pgxlock: %s, version %d in %s%s\n", did, now.Installed, where(now), newer)
+				cmd.PrintErrf("pgxlock: %s, version %d in %s%s\n", did, now.Installed, where(now), which)
 				return nil
 			})
 		},
@@ -87,6 +88,11 @@ func versionOf(cmd *cobra.Command, pool *pgxpool.Pool, cfg *migrations.Config) (
 		err = nil
 	}
 	return status, damage, err
+}
+
+// missed names what was missing.
+func missed(damage *migrations.DamageError) string {
+	return some(slices.Sorted(slices.Values(damage.Missing)), 10, printable)
 }
 
 // where names a schema, and its database.
@@ -168,14 +174,23 @@ golang-migrate leaves when a file failed. "up" does all of this.`,
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				_, damage, err := versionOf(cmd, pool, cfg)
+				if err != nil {
+					return err
+				}
 				if err := migrations.Repair(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
 				status, err := migrations.Version(cmd.Context(), pool, cfg)
-				if err == nil {
-					cmd.PrintErrf("pgxlock: tokens and the recorded version are in order, version %d in %s\n", status.Installed, where(status))
+				if err != nil {
+					return err
 				}
-				return err
+				restored := ""
+				if damage != nil {
+					restored = "; restored: " + missed(damage)
+				}
+				cmd.PrintErrf("pgxlock: tokens and the recorded version are in order, version %d in %s%s\n", status.Installed, where(status), restored)
+				return nil
 			})
 		},
 	}

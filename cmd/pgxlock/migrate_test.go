@@ -130,6 +130,28 @@ func TestDamagedSchemaIsReportedAndMended(t *testing.T) {
 	}
 }
 
+func TestMigrateNamesWhatItRestored(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := migrated(t)
+	migrate := func(command, says string) {
+		t.Helper()
+		execute(t, []string{"DATABASE_URL=" + db.URL}, "migrate", command).want(t, exitOK, "", fmt.Sprintf(` version 8 in schema "public" of database %q%s`+"\n", db.Name, says))
+	}
+	db.Exec(t, "truncate pgxlock_epoch, pgxlock_migrations")
+	migrate("repair", "; restored: row of pgxlock_epoch, row of pgxlock_migrations")
+	migrate("repair", "")
+	db.Exec(t, "drop view lock_leases cascade")
+	migrate("up", ": view lock_holders, view lock_leases, view lock_waiters")
+	db.Exec(t, `do $$ declare one regprocedure; begin
+		for one in select oid from pg_proc where pronamespace = 'public'::regnamespace and proname in (
+			'acquire_lock', 'advisory_lock_key', 'allow_rate', 'claim_once', 'claim_request', 'finish_run', 'forget_run', 'harden_locks', 'list_runs', 'lock_tx', 'soften_locks', 'start_run_at')
+		loop execute 'drop function ' || one || ' cascade'; end loop; end $$`)
+	migrate("up", ": function acquire_lock, function advisory_lock_key, function allow_rate, function claim_once, function claim_request, "+
+		"function finish_run, function forget_run, function harden_locks, function list_runs, function lock_tx and 2 more")
+	migrate("up", "")
+}
+
 // The commands of docs/install.md, one by one, on two servers.
 func TestTokensGoOnInALogicalCopyAsThePageSays(t *testing.T) {
 	pgtest.Long(t)

@@ -44,7 +44,8 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 		{[]string{"migrate", "sql", "--number", "3"}, exitUsage, "--number is for files, and --format plain makes none; leave it out, or choose another --format"},
 		{[]string{"migrate", "sql", "--down", "--format", "tern", "--dir", "/"}, exitUsage, "--down is for --format plain; the files of tern have both ways, up and down; leave it out"},
 		{[]string{"serve", "--every", "0.5"}, exitUsage, "--every is 500ms, it must be at least 1s: each snapshot stops the server's lock table for a moment"},
-		{[]string{"serve", "--listen", "8473"}, exitUsage, `--listen "8473" is no address; use host:port, such as 127.0.0.1:8473, or unix:/path`},
+		{[]string{"serve", "--listen", "8473"}, exitUsage, `--listen "8473" is a port alone; use :8473 or 127.0.0.1:8473, or unix:/path`},
+		{[]string{"serve", "--listen", "::1"}, exitUsage, `--listen "::1" is no address; use host:port, such as 127.0.0.1:8473, or unix:/path`},
 		{[]string{"serve", "--listen", "unix:@serve"}, exitUsage, `--listen "unix:@serve" is no socket; use unix: and a path that begins with /`},
 		{[]string{"serve", "--listen", "0.0.0.0:0"}, exitUsage, "--listen 0.0.0.0:0 lets other machines in, which needs a token; set $PGXLOCK_SERVE_TOKEN or --token-file, for example to the output of openssl rand -hex 16"},
 		{[]string{"serve", "--allow-evict"}, exitUsage, "--allow-evict needs a token; set $PGXLOCK_SERVE_TOKEN or --token-file, for example to the output of openssl rand -hex 16"},
@@ -56,7 +57,8 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 			t.Errorf("%q: exit code %d, want %d\n%s%swant %s", test.args, r.code, test.code, r.stdout, r.stderr, want)
 		}
 	}
-	execute(t, []string{"PGPORT=abc"}, "ls").want(t, exitUsage, "", "pgxlock: the PG* variables name no database that can be used (invalid port); correct them\n")
+	execute(t, []string{"PGPORT=abc"}, "ls").want(t, exitUsage, "", "pgxlock: PGPORT cannot be used (invalid port); correct it, or unset it\n")
+	execute(t, []string{"PGPORT=abc"}, "ls", "--database-url", "postgres://h/db").want(t, exitUsage, "", "pgxlock: PGPORT cannot be used (invalid port); correct it, or unset it\n")
 }
 
 func TestSchemaOfAnotherRoleSaysToConnectAsThatRole(t *testing.T) {

@@ -62,6 +62,19 @@ func TestErrorIsBrokenBetweenWordsOnATerminal(t *testing.T) {
 	s.prompts(t, exitOK)
 }
 
+func TestWarningFitsTheScreen(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := empty(t)
+	execute(t, as(newRole(t, db), db), "migrate", "up", "--schema", "theirs").want(t, exitOK, "", "installed")
+	s := newScreen(t, db.URL)
+	s.runs(t, "pgxlock ls --schema theirs")
+	s.prompts(t, exitOK)
+	if !strings.Contains(s.last, "\npgxlock: warning: this role is a superuser and runs the code in schema \"theirs\",\n         which role \"") {
+		t.Errorf("%s", s.last)
+	}
+}
+
 func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

@@ -240,6 +240,9 @@ func TestSessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 		if r.want(t, exitDenied, "", says); strings.Count(r.stderr, "; GRANT pg_monitor, pg_signal_backend TO ") != 1 || strings.Contains(r.stderr, "grant_locks") {
 			t.Errorf("not the rights that it takes: %s", r.stderr)
 		}
+		if named := fmt.Sprintf(`the session of process %d (application "psql", role "`, pid); !strings.Contains(r.stderr, named) || strings.Contains(r.stderr, `""`) {
+			t.Errorf("not what is known of the session: %s", r.stderr)
+		}
 		db.Exec(t, "grant pg_monitor to "+role)
 	}
 	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")
@@ -354,6 +357,36 @@ func TestRoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	r := execute(t, env, "ls")
 	if r.want(t, exitDenied, "#42", owner); strings.Count(r.stderr, "grant_locks(") != 1 || strings.Count(r.stderr, "42501") != 1 || !strings.Contains(r.stderr, "not shown: leases, names behind the numbers of advisory locks, the queues of waiters") {
 		t.Errorf("the right is not named once:\n%s", r.stderr)
+	}
+}
+
+// A right that only addresses and transactions take is lacking where those are shown.
+func TestRightToSeeSessionsIsMissedOnlyWhereTheyAreShown(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	role := newRole(t, db)
+	db.Exec(t, "select grant_locks('"+role+"', 'monitoring')")
+	silent, says := func(command string) {
+		t.Helper()
+		if r := execute(t, as(role, db), strings.Fields(command)...); r.code != exitOK || r.stderr != "" {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}, func(command, want string) {
+		t.Helper()
+		if r := execute(t, as(role, db), strings.Fields(command)...); r.code != exitOK || !strings.HasPrefix(r.stderr, "pgxlock: not shown: "+want+" of other roles' sessions: ") {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}
+	for _, command := range []string{"ls", "ls -o json", "tree", "tree -o json"} {
+		silent(command)
+	}
+	says("watch --once", "transactions")
+	session(t, db, "select pg_advisory_lock(42)")
+	says("ls", "addresses and transactions")
+	says("ls -o json", "addresses and transactions")
+	says("watch --once", "addresses and transactions")
+	for _, command := range []string{"ls --kind lease", "ls --prefix order", "tree", "tree -o json"} {
+		silent(command)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"math"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 	_ "time/tzdata" // for --zone where the system has no time zones, such as in an empty image
@@ -33,6 +35,8 @@ type onceTask struct {
 	retry         bool
 	output        format
 	stdout        io.Writer
+	complaints    *complaints
+	slot          time.Time // when the current period began, by our clock
 }
 
 func newOnce() *cobra.Command {
@@ -72,7 +76,8 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.read(cmd, args)
 			o.stdout = cmd.OutOrStdout()
-			o.logger = slog.New(&complaints{task: &o.task})
+			o.complaints = &complaints{task: &o.task}
+			o.logger = slog.New(o.complaints)
 			return o.do(cmd.Context(), cmd.Flags())
 		},
 	}
@@ -161,11 +166,16 @@ func (o *onceTask) check(flags *pflag.FlagSet) (*once.Config, error) {
 		}
 	}
 	// What else may be wrong is so in memory, too.
-	memory, err := once.NewMemory(o.every, cfg)
+	now := *cfg
+	now.First = once.FirstNow
+	memory, err := once.NewMemory(o.every, &now)
 	if err != nil {
 		return nil, err
 	}
-	_, err = memory.Do(context.Background(), o.key, func(context.Context, once.Run) error { return nil })
+	_, err = memory.Do(context.Background(), o.key, func(_ context.Context, run once.Run) error {
+		o.slot = run.Slot
+		return nil
+	})
 	return cfg, err
 }
 
@@ -184,6 +194,9 @@ func (o *onceTask) do(ctx context.Context, flags *pflag.FlagSet) error {
 		return o.conduct(ctx, signals, func(ctx context.Context, under func(tenure) error) error {
 			var result error
 			ran, err := runner.Do(ctx, o.key, func(_ context.Context, run once.Run) error {
+				if other := o.complaints.other; other != nil {
+					o.say("another program starts %s once in %s, and this one once in %s; give both the same --every, --offset and --zone, or different keys", shown(o.key), scheduled(*other), scheduled(o.schedule()))
+				}
 				result = under(tenure{lock: run.Lock, env: runEnvironment(run)})
 				return recorded(result)
 			})
@@ -231,14 +244,11 @@ func (o *onceTask) result(ctx context.Context, pool *pgxpool.Pool, ran bool, res
 
 // already says how the run stands that was started before, and returns with which error once ends.
 func (o *onceTask) already(ctx context.Context, pool *pgxpool.Pool) error {
-	list, err := once.List(ctx, pool, &once.ListConfig{Key: o.key, Limit: 1, Schema: o.target.schema})
+	run, err := o.started(ctx, pool)
 	if err != nil {
 		return err
 	}
-	if len(list) == 0 { // it was forgotten since
-		list = append(list, once.Record{Key: o.key, State: once.StateRunning, Retry: true})
-	}
-	run, code := list[0], o.conflict.code
+	code := o.conflict.code
 	if run.State == once.StateFailed && !run.Retry {
 		code = exitRunFailed
 	}
@@ -256,12 +266,54 @@ func (o *onceTask) already(ctx context.Context, pool *pgxpool.Pool) error {
 	return outcome{code, errSilent}
 }
 
+// started returns the run because of which no other one is started: that of our period, or one that another program has started
+// with the same length of periods, whose beginning was changed.
+func (o *onceTask) started(ctx context.Context, pool *pgxpool.Pool) (once.Record, error) {
+	run := once.Record{Key: o.key, State: once.StateRunning, Retry: true, Schedule: o.schedule()} // if it was forgotten since
+	for _, most := range []int{1, maxRuns} {                                                      // mostly it is the latest
+		list, err := once.List(ctx, pool, &once.ListConfig{Key: o.key, Limit: most, Schema: o.target.schema})
+		if err != nil {
+			return run, err
+		}
+		if i := slices.IndexFunc(list, func(r once.Record) bool { return r.Slot.Equal(o.slot) || r.Schedule.Period == o.every }); i >= 0 {
+			return list[i], nil
+		}
+		if len(list) > 0 {
+			run = list[0]
+		}
+	}
+	return run, nil
+}
+
+// schedule is what the flags say.
+func (o *onceTask) schedule() once.Schedule {
+	return once.Schedule{Period: o.every, Offset: o.offset, Location: cmp.Or(o.zone, time.UTC.String())}
+}
+
+// scheduled writes a schedule, in as few words as it takes.
+func scheduled(s once.Schedule) string {
+	if s.Period == 0 {
+		return "each tick of a schedule"
+	}
+	text := inDays(s.Period)
+	if s.Offset > 0 {
+		text += ", offset " + inDays(s.Offset)
+	}
+	if s.Location != time.UTC.String() {
+		text += ", " + printable(s.Location)
+	}
+	return text
+}
+
 // standing is what is known of a run, for people.
 func (o *onceTask) standing(run once.Record) string {
 	if run.State == once.StateSkipped {
 		return fmt.Sprintf("begins with the next period of %s, by --first next", inDays(o.every))
 	}
-	text := fmt.Sprintf("was already started in this period of %s", inDays(o.every))
+	text := "was already started in this period of " + scheduled(o.schedule())
+	if run.Schedule != o.schedule() {
+		text += ", by a program that starts it once in " + scheduled(run.Schedule)
+	}
 	forget := "pgxlock runs forget " + shellQuote(o.key)
 	switch {
 	case run.State == once.StateSucceeded:

@@ -235,7 +235,8 @@ func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
 	port := taken.Addr().String()
 	for addr, says := range map[string]string{
 		port:     "pgxlock: --health-addr " + port + ": address already in use; choose another address\n",
-		"8474":   `pgxlock: --health-addr "8474" is no address; use host:port, such as 127.0.0.1:8474` + "\n",
+		"8080":   `pgxlock: --health-addr "8080" is a port alone; use :8080 or 127.0.0.1:8080` + "\n",
+		"a.host": `pgxlock: --health-addr "a.host" is no address; use host:port, such as 127.0.0.1:8474` + "\n",
 		":99999": "pgxlock: --health-addr 127.0.0.1:99999: ",
 	} {
 		r := execute(t, []string{"DATABASE_URL=" + nowhere}, "lead", "k", "--health-addr", addr, "--", "true")
@@ -250,4 +251,22 @@ func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
 		}
 		executeHere(t, nowhere, args...).want(t, exitNotFound, "", "there-is-no-such-command")
 	}
+}
+
+func TestOnceNamesThePeriodOfAProgramThatDisagrees(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	call := func(key string, flags ...string) result {
+		t.Helper()
+		return answered(t, append(append([]string{"once", "--database-url", db.URL, key}, flags...), "--", "echo", "ran")...)
+	}
+	call("k", "--every", long).want(t, exitOK, "ran\n", "")
+	call("k", "--every", "519w").want(t, exitOK, "ran\n", `pgxlock: another program starts "k" once in 3640d, and this one once in 3633d; give both the same --every, --offset and --zone, or different keys`)
+	db.Exec(t, "update pgxlock_runs set state = 'failed', error = 'broken' where period = interval '3633 days'")
+	call("k", "--every", "519w", "-E", "75").want(t, exitRunFailed, "", `pgxlock: "k" was already started in this period of 3633d, and has failed: broken; `) // and not the latest, which succeeded
+	call("k", "--every", long, "-E", "75").want(t, exitBusy, "", `pgxlock: "k" was already started in this period of 3640d, and has succeeded`)
+	call("k", "--every", long, "--offset", "1s").want(t, exitOK, "", `pgxlock: "k" was already started in this period of 3640d, offset 1s, by a program that starts it once in 3640d, and has succeeded`)
+	call("k", "--every", long, "--offset", "1s", "-q").want(t, exitOK, "", "")
+	db.Exec(t, "insert into pgxlock_runs (run_key, slot, state, attempt, holder, started_at, keep_until) select 'ticks', slot, 'succeeded', 1, 'cron', now(), keep_until from pgxlock_runs where period = interval '3640 days'")
+	call("ticks", "--every", long).want(t, exitOK, "", `pgxlock: "ticks" was already started in this period of 3640d, by a program that starts it once in each tick of a schedule, and has succeeded`)
 }

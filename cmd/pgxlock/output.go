@@ -100,10 +100,10 @@ func colors(cmd *cobra.Command) palette {
 	return palette(terminal)
 }
 
-// complain writes a message.
-func complain(cmd *cobra.Command, text string) {
+// complain writes a message to standard error.
+func complain(stderr io.Writer, text string) {
 	const begin = "pgxlock: "
-	cmd.PrintErr(hang(begin, text, len(begin), columns(cmd.ErrOrStderr())))
+	_, _ = io.WriteString(stderr, hang(begin, text, len(begin), columns(stderr))) // where that fails nobody reads
 }
 
 // printable quotes control characters, which a terminal would obey: any caller may choose a

@@ -380,11 +380,12 @@ func (e *task) wait(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
 func (e *task) release(lock *pgxlock.Lock, err error) error {
 	released := lock.Release(context.Background())
 	_, told := errors.AsType[endedCommand](err)
+	until, _ := lock.Deadline()
 	switch {
 	case told:
 	case errors.Is(released, pgxlock.ErrLost):
 		return outcome{exitLost, released}
-	case released != nil:
+	case released != nil && time.Now().Before(until): // else it has ended with its TTL
 		e.say("%s; the lock ends with its TTL", describe(e.target.flags, released))
 	}
 	return err
@@ -435,21 +436,22 @@ func (e *task) announce(ctx context.Context, from *opened) bool {
 
 // heldBy names holders, and says since when they hold, as far as that is known.
 func heldBy(holders []pgxlock.Holder) string {
-	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
+	return some(holders, 3, func(h pgxlock.Holder) string {
 		return printable(h.ID) + after(" since ", timestamp(h.Since))
 	})
 }
 
-// some names so many holders at most.
-func some[H any](holders []H, most int, separator string, name func(H) string) string {
+// some names so many at most, and says how many more there are.
+func some[E any](all []E, most int, name func(E) string) string {
 	var names []string
-	for _, h := range holders[:min(most, len(holders))] {
-		names = append(names, name(h))
+	for _, one := range all[:min(most, len(all))] {
+		names = append(names, name(one))
 	}
-	if more := len(holders) - most; more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
+	text := strings.Join(names, ", ")
+	if more := len(all) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
-	return strings.Join(names, separator)
+	return text
 }
 
 // say writes a message.

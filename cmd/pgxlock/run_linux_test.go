@@ -98,6 +98,45 @@ func TestSoakCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	})
 }
 
+// Nobody knows whether it ended in time.
+func TestCommandThatEndsWhileItsSupervisorIsFrozenHasLostItsLock(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	for _, name := range []string{"run", "once", "lead"} {
+		for _, lost := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, expired %t", name, lost), func(t *testing.T) {
+				t.Parallel()
+				db := migrated(t)
+				flags := []string{"--ttl", "6s", "k"}
+				if name == "once" {
+					flags = append(flags, "--every", long, "--retry")
+				}
+				r := startCommand(t, name, db.URL, "trap '' TERM; echo ready; cat >/dev/null; echo done", flags...)
+				r.says(t, "ready")
+				r.signal(t, syscall.SIGSTOP)
+				_ = r.stdin.Close() // its command ends by itself
+				r.says(t, "done")
+				pgtest.Until(t, "its watcher would have killed the command", func() bool { return len(marked(r.mark)) == 1 })
+				pgtest.Until(t, "it is as late as wanted", func() bool {
+					return !lost || count(t, db, "select count(*) from distributed_locks where expires_at < clock_timestamp()") == 1
+				})
+				r.signal(t, syscall.SIGCONT)
+				if name == "lead" {
+					r.says(t, "ready")
+					r.says(t, "done")
+					r.ends(t, exitOK)
+					r.reports(t, "; a candidate again\n")
+				} else {
+					r.ends(t, exitLost)
+				}
+				if text := r.stderr.String(); !strings.Contains(text, "could not be renewed; ending the command\n") && !strings.Contains(text, "lock lost: ") {
+					t.Errorf("it said %q", text)
+				}
+			})
+		}
+	}
+}
+
 // An advisory lock is free when the process is gone, so that its command is killed at
 // once; that of a lease is told first.
 func TestCommandOfAKilledRunIsEnded(t *testing.T) {

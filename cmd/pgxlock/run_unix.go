@@ -198,11 +198,13 @@ func (s *supervision) look() time.Duration {
 	case s.lock == nil:
 		return later
 	case !s.told:
-		overslept := s.overslept() // by the schedule that the watcher has
+		known := s.schedule()
 		s.until = s.deadline()
 		left := s.until - s.grace - bootClock()
-		if left > 0 && !overslept {
+		if left > 0 {
 			s.watcher.tell(s.schedule())
+		}
+		if left > 0 && bootClock() < known.Term { // the watcher knew of the renewal in time, also if we were frozen just now
 			return min(left, s.ttl/12) // soon enough for the watcher to know of most renewals
 		}
 		s.stop(nil)

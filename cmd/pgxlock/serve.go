@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -221,6 +222,14 @@ func (s *serving) serve(ctx context.Context, listener net.Listener, page *serve.
 	return context.Cause(ctx)
 }
 
+// notAnAddress says which addresses a flag takes, of a text that is none.
+func notAnAddress(flag, text, example string) error {
+	if _, err := strconv.ParseUint(text, 10, 16); err == nil {
+		return fmt.Errorf("--%s %q is a port alone; use :%[2]s or 127.0.0.1:%[2]s", flag, text)
+	}
+	return fmt.Errorf("--%s %q is no address; use host:port, such as %s", flag, text, example)
+}
+
 // refused says why an address cannot be listened on.
 func refused(err error) string {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
@@ -244,7 +253,7 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	if path, ok := strings.CutPrefix(s.listen, onSocket); !ok {
 		host, _, err := net.SplitHostPort(s.listen)
 		if err != nil {
-			return "", false, usageError{fmt.Errorf("--listen %q is no address; use host:port, such as %s, or unix:/path", s.listen, defaultListen)}
+			return "", false, usageError{fmt.Errorf("%w, or unix:/path", notAnAddress("listen", s.listen, defaultListen))}
 		}
 		address, err := netip.ParseAddr(host)
 		remote = host != "localhost" && (err != nil || !address.IsLoopback())

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,7 +41,11 @@ another code than 0, and prints no tree that would be empty.`,
 				if len(queues) == 0 && unread != nil {
 					return unread
 				}
-				printMissing(cmd, shot.Missing)
+				var addressed []pgxlock.Holder
+				if output == formatJSON && len(queues) > 0 {
+					addressed = shot.Holders
+				}
+				printMissing(cmd, missingFrom(shot.Missing, addressed))
 				switch {
 				case output == formatJSON:
 					err = printJSON(cmd.OutOrStdout(), views(queues, viewQueue))
@@ -68,9 +73,18 @@ func incomplete(unread error) error {
 	return outcome{exitCode(unread), errSilent}
 }
 
+// missingFrom is what a Snapshot lacks of a list of holders with their addresses: not the transactions of other roles'
+// sessions, which watch and serve show, and their addresses only if one of these may have such a session.
+func missingFrom(all []string, listed []pgxlock.Holder) []string {
+	unaddressed := slices.ContainsFunc(listed, func(h pgxlock.Holder) bool { return h.PID != 0 && h.Client == "" })
+	return chosen(all, func(text string) bool {
+		return !strings.HasPrefix(text, "transactions of other ") && (unaddressed || !strings.HasPrefix(text, "addresses and transactions of other "))
+	})
+}
+
 func printMissing(cmd *cobra.Command, missing []string) {
 	for _, text := range missing {
-		complain(cmd, "not shown: "+withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
+		complain(cmd.ErrOrStderr(), "not shown: "+withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
 	}
 }
 
@@ -111,7 +125,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			holders = "holders that cannot be shown"
 		}
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string {
+			holders = some(q.Holders, 10, func(h *pgxlock.Holder) string {
 				shared := ""
 				if h.Mode == pgxlock.Shared {
 					shared = " (shared)"

@@ -115,7 +115,10 @@ func standby(err error) bool {
 func reconnect(err error) string {
 	_, unknown := errors.AsType[*net.DNSError](err)
 	states := slices.Collect(lockerr.States(err))
+	failed, _ := errors.AsType[*pgconn.ConnectError](err)
 	switch {
+	case failed != nil && failed.Config.Password == "" && slices.Contains(states, pgerrcode.InvalidPassword):
+		return "no password was given: put it into PGPASSWORD, ~/.pgpass, a service file or the connection string"
 	case lockerr.Denied(err):
 		return lockerr.Remedy(err)
 	case slices.Contains(states, pgerrcode.TooManyConnections):

@@ -67,10 +67,13 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	without := *wrong
+	without.User = url.User(wrong.User.Username())
 	wrong.User = url.UserPassword(wrong.User.Username(), "guess")
 	for _, args := range []string{"ls", "tree", "acquire k", "run --kind advisory k -- true", "doctor", "migrate status", "migrate up"} {
 		for _, test := range []struct{ url, says, remedy string }{
 			{wrong.String(), "(SQLSTATE 28P01)", "check the user and the password"},
+			{without.String(), "(SQLSTATE 28P01)", "; no password was given: put it into PGPASSWORD, ~/.pgpass, a service file or the connection string"},
 			{server.TCPURL("there_is_none"), `database "there_is_none" does not exist`, "create the database, or correct its name"},
 		} {
 			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)

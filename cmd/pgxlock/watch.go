@@ -123,7 +123,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, ever
 			return err
 		}
 		if failed = err; failed != nil {
-			complain(cmd, describe(cmd.Flags(), failed))
+			complain(cmd.ErrOrStderr(), describe(cmd.Flags(), failed))
 			continue
 		}
 		if err := show(shot); err != nil {
@@ -263,7 +263,7 @@ func printWaiters(w io.Writer, p palette, s sheet, shot monitor.Snapshot) error 
 			{text: readable.Number(waiter.Behind)},
 			{text: readable.Number(waiter.PID)},
 			{text: readable.Age(shot.At, waiter.Since)},
-			{text: some(holders[waiter.Lock()], 1, " and ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
+			{text: some(holders[waiter.Lock()], 1, func(h *pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}
 	return waiterTable.print(w, p, s, rows)

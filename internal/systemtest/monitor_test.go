@@ -297,6 +297,10 @@ func TestRoleIsToldWhatItMayNotSee(t *testing.T) {
 		_, err := mon.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why")
 		denied(t, err)
 	}
+	testkit.ExecOn(t, conn, "select pg_advisory_unlock(7)")
+	if shot := testkit.Snapshot(t, mon); len(shot.Missing) != 1 || !strings.HasPrefix(shot.Missing[0], "transactions of other roles' sessions") {
+		t.Errorf("without an advisory lock: missing %q", shot.Missing)
+	}
 	db.Exec(t, "grant pg_monitor to "+role)
 	shot := testkit.Snapshot(t, mon)
 	if len(shot.Missing) > 0 {

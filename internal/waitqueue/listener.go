@@ -26,7 +26,7 @@ import (
 // know that its tickets count.
 //
 // Where notifications do not arrive, as behind most poolers, it logs that and tries again
-// later; meanwhile waiters poll.
+// later; meanwhile waiters poll. It logs its return as well.
 //
 // Whatever needs the listener becomes visible to [Queue.needsListener] first and calls start
 // then. The listener forgets that call before it asks needsListener, and ends only if there
@@ -41,7 +41,7 @@ type listener struct {
 	named    time.Time          // when names were published last
 	needed   time.Time          // when the listener was last seen to be needed
 	retry    time.Duration      // how long to wait after the next failure
-	logged   bool               // a failure was logged: later ones are not, until the listener has worked again
+	logged   bool               // a failure was logged: later ones are not, until the listener works again
 
 	mu        sync.Mutex
 	running   bool
@@ -128,7 +128,7 @@ func (l *listener) run() {
 			return
 		}
 		if errors.Is(err, errIdle) || time.Since(began) > clock.MaxListenDelay {
-			l.retry, l.logged = firstListenRetry, false
+			l.retry = firstListenRetry
 		}
 		if errors.Is(err, errIdle) {
 			if l.ends() {
@@ -167,6 +167,10 @@ func (l *listener) listen() error {
 		return err
 	}
 	l.queue.listens(client)
+	if l.logged {
+		l.queue.config.Log.Info("pgxlock: the listener is back")
+		l.logged = false
+	}
 	l.queue.server.Leaders.Look() // a leader may have been asked to step down while the listener was away
 	var holder int32
 	for {

@@ -99,6 +99,40 @@ func TestListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *te
 	pgtest.Receive(t, "the leader looks when it listens", leader.looked)
 }
 
+// levels passes on the levels of what is logged.
+type levels struct {
+	slog.Handler
+	to chan slog.Level
+}
+
+func (l levels) Handle(_ context.Context, r slog.Record) error { l.to <- r.Level; return nil }
+func (l levels) Enabled(context.Context, slog.Level) bool      { return true }
+
+func TestListenerLogsThatItIsBack(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	leader := &someone{looked: make(chan struct{}, 10)}
+	leader.leads.Store(true)
+	q := connected(t, db, leader)
+	logged := make(chan slog.Level, 10)
+	q.config.Log = slog.New(levels{to: logged})
+	q.StartListener()
+	pgtest.Receive(t, "it listens", leader.looked)
+	for range 2 {
+		db.Exec(t, "select pg_terminate_backend(pid) from pg_locks join pg_database d on d.oid = database where locktype = 'advisory' and datname = current_database()")
+		if level := pgtest.Receive(t, "it has ended", logged); level != slog.LevelWarn {
+			t.Errorf("its end was logged as %s", level)
+		}
+		if level := pgtest.Receive(t, "it is back", logged); level != slog.LevelInfo {
+			t.Errorf("its return was logged as %s", level)
+		}
+		pgtest.Receive(t, "it listens again", leader.looked)
+	}
+	if len(logged) > 0 {
+		t.Errorf("%s was logged, too", <-logged)
+	}
+}
+
 // someone is Leaders, of which there may be one.
 type someone struct {
 	leads  atomic.Bool

@@ -130,7 +130,7 @@ func (s *stage) underLocks(on *screen) step {
 			on.runs("pgxlock run nightly --no-wait -- ./backup.sh"),
 			on.runs("echo $?"),
 			on.types("pgxlock run nightly --wait 1m -- ./backup.sh"),
-			s.until("worker-1:"),
+			on.until(`waiting for "nightly", held by worker-2`),
 			s.psql("worker-2", "SELECT release_lock('nightly', 'worker-2')").Run,
 			on.until(`backup is done\n.*\$ *$`),
 			on.types("pgxlock run nightly -- ./backup.sh 3600"),

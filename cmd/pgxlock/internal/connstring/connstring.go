@@ -40,8 +40,10 @@ var foreign = regexp.MustCompile(`^(?i:jdbc:(?:[a-z]+:)?(?://)?|[a-z][a-z0-9+.-]
 // nothing that holds the string.
 func Parse(connString string) (*pgxpool.Config, error) {
 	switch begin := foreign.FindString(connString); {
+	case begin == "" && neither(connString):
+		return nil, errors.New("is not a PostgreSQL connection string (it neither begins with postgres:// nor is a list such as host=localhost dbname=app)")
 	case begin == "" || begin == "postgres://" || begin == "postgresql://":
-	case !strings.Contains(begin, "postgres"):
+	case !strings.Contains(strings.ToLower(begin), "postgres"):
 		return nil, fmt.Errorf("is not a PostgreSQL connection string (it begins with %s: pgxlock needs PostgreSQL)", begin)
 	default:
 		return nil, fmt.Errorf("is not a PostgreSQL connection string (it begins with %s: begin it with postgres://, and leave out what only another driver knows)", begin)
@@ -69,12 +71,29 @@ func Parse(connString string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
+// cut reports whether a special character in a password may have ended the part of a URL that names user and host.
+func cut(connString string) bool {
+	_, rest, _ := strings.Cut(connString, "://")
+	end := strings.IndexAny(rest, "/?#")
+	return end >= 0 && !strings.Contains(rest[:end], "@") && strings.Contains(rest[end:], "@")
+}
+
+// neither reports whether a text that is no URL is no list of keywords either: without this check pgx would take
+// user@host/db?sslmode=disable for one setting, and connect to the default server.
+func neither(connString string) bool {
+	keyword, _, pair := strings.Cut(connString, "=")
+	return strings.TrimSpace(connString) != "" && (!pair || strings.ContainsAny(keyword, ":/@"))
+}
+
 // reason says why a connection string cannot be read. pgx quotes the string, and
 // its causes the part that they stumbled over: in a string that cannot be taken
 // apart, either may hold the password, and a file's name may be a key in PEM.
 func reason(connString string, err error) string {
 	if strings.Contains(connString, "://") {
 		if _, bad := url.Parse(connString); bad != nil {
+			if strings.Contains(bad.Error(), "invalid port") && !cut(connString) {
+				return "invalid port"
+			}
 			return "not a URL: special characters in a password must be percent-encoded"
 		}
 	}

@@ -207,8 +207,14 @@ func (s *Server) read(ctx context.Context, locks *monitor.Monitor, before *state
 	return now
 }
 
-// report logs that the database cannot be read, or can be read again.
+// report logs that the database cannot be read, or can be read again, and what the first
+// snapshot lacks: later ones may lack as much, in other words.
 func (s *Server) report(before, now *state) {
+	if before == nil || before.shot.At.IsZero() {
+		for _, missing := range now.shot.Missing {
+			s.cfg.Log("not shown: " + missing)
+		}
+	}
 	failed := before != nil && before.cannot != ""
 	switch {
 	case now.cannot != "" && !failed:

@@ -325,17 +325,22 @@ func TestStateThatTookLongToReadIsShownForLonger(t *testing.T) {
 	})
 }
 
-func TestFailureAndRecoveryAreLoggedOnce(t *testing.T) {
+func TestFailureRecoveryAndWhatIsMissingAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	var said []string
 	s := &Server{cfg: Config{Log: func(text string) { said = append(said, text) }}}
 	var before *state
-	for _, cannot := range []string{"no server", "no server", "", "", "wrong password"} {
+	for _, cannot := range []string{"no server", "no server", "", "", "wrong password", ""} {
 		now := &state{cannot: cannot}
+		if cannot == "" {
+			now.shot = monitor.Snapshot{At: time.Now(), Missing: []string{"leases", "runs"}}
+		} else if before != nil {
+			now.shot = before.shot
+		}
 		s.report(before, now)
 		before = now
 	}
-	if want := []string{"no server", "the database can be read again", "wrong password"}; !slices.Equal(said, want) {
+	if want := []string{"no server", "not shown: leases", "not shown: runs", "the database can be read again", "wrong password", "the database can be read again"}; !slices.Equal(said, want) {
 		t.Errorf("%q, want %q", said, want)
 	}
 }

@@ -73,8 +73,8 @@ type Config struct {
 	// Token is what viewers must know. Empty: nobody is asked for one.
 	Token string
 
-	// Log writes a line that says what an operator should know: wrong tokens, and that the database cannot be
-	// read, or can be again. It is called by several goroutines at once. Nil: nothing is logged.
+	// Log writes a line that says what an operator should know: wrong tokens, that the database cannot be read,
+	// or can be again, and what the first snapshot lacks. It is called by several goroutines at once. Nil: nothing is logged.
 	Log func(text string)
 
 	// AllowEvict lets viewers evict holders. It needs a Token.
