@@ -240,6 +240,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	t.flow.answered(len(batch))
 	if from != nil {
+		batch[0].from = nil // the request may be sent again
 		t.settleReleases([]*release{from}, released)
 	}
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
