@@ -130,11 +130,13 @@ func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
 		t.releaseFor(handed)
 		handed, locks = nil, append(handed, locks...)
 	}
-	for _, batch := range [][]*request{handed, locks} {
-		if err := t.ask(mode, batch); err != nil {
-			t.failRequests(permits, err)
-			return err
-		}
+	if err := t.ask(mode, handed); err != nil {
+		t.failRequests(slices.Concat(locks, permits), err)
+		return err
+	}
+	if err := t.ask(mode, locks); err != nil {
+		t.failRequests(permits, err)
+		return err
 	}
 	for len(permits) > 0 {
 		n, leases := 0, 0

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,7 +240,7 @@ type wireConn struct {
 	wires *wires
 	ready []byte // of the answer, not yet read
 	lose  bool   // the answer to what was sent
-	ended bool
+	ended atomic.Bool
 }
 
 func (c *wireConn) Write(b []byte) (int, error) {
@@ -248,7 +249,8 @@ func (c *wireConn) Write(b []byte) (int, error) {
 	if c.wires.key != nil && bytes.Contains(b, c.wires.key) {
 		c.wires.key = nil
 		if c.wires.answers < 0 {
-			c.wires.cut, c.ended = true, true
+			c.wires.cut = true
+			c.ended.Store(true)
 			return len(b), c.Close()
 		}
 		c.lose = true
@@ -258,7 +260,7 @@ func (c *wireConn) Write(b []byte) (int, error) {
 
 func (c *wireConn) Read(b []byte) (int, error) {
 	for len(c.ready) == 0 {
-		if c.ended {
+		if c.ended.Load() {
 			return 0, io.EOF
 		}
 		if err := c.next(); err != nil {
@@ -294,7 +296,8 @@ func (c *wireConn) next() error {
 			return err
 		}
 	}
-	c.wires.cut, c.ended = true, true
+	c.wires.cut = true
+	c.ended.Store(true)
 	return c.Close()
 }
 

@@ -1,0 +1,104 @@
+package lease
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// leftTo returns a request for a key to which a release of the key was left, and that release.
+func leftTo(table *Table, held *hold.Hold) (*request, *release) {
+	r := &release{table: table, lock: held, token: &held.Token, done: make(chan struct{}), handed: true}
+	next := requested(table, held.Key)
+	next.lock.Holder, next.from = "next holder of "+held.Key, r
+	return next, r
+}
+
+func TestRequestsOfABatchWithAHandoverHaveAnAnswerWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, _ batchDB, w *wires, table *Table) {
+		next, left := leftTo(table, take(t, table, "k")[0])
+		other := requested(table, "other")
+		w.lose("next holder of k", -1, func() error {
+			return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: lockerr.StateNoRights}
+		})
+		table.flow.ask(false, next, other)
+		answered(t, next.Answered())
+		answered(t, other.Answered())
+		if next.Err() == nil {
+			t.Error("the next caller has the lock without an answer")
+		}
+		pgtest.Receive(t, "the release", left.done)
+	})
+}
+
+func TestReleaseThatWasLeftToARefusedRequestIsSentAlone(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, _ *wires, table *Table) {
+		next, left := leftTo(table, take(t, table, "k")[0])
+		noJSON := "{"
+		next.metadata = &noJSON
+		table.flow.ask(false, next)
+		answered(t, next.Answered())
+		if got := lockerr.SQLState(next.Err()); got != "22P02" {
+			t.Errorf("the next caller: %v", next.Err())
+		}
+		pgtest.Receive(t, "the release", left.done)
+		if left.err != nil || left.outcome != outcomeReleased || left.handed {
+			t.Errorf("the release: %c, %v, handed: %t", left.outcome, left.err, left.handed)
+		}
+		db.wantHeld(t, "")
+	})
+}
+
+// The server may have released the lock and granted it to the next caller, or neither.
+func TestLostAnswerOfAHandoverLeavesNoLeaseThatNobodyOwns(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
+		for answers, all := -1, false; !all; answers++ {
+			next, left := leftTo(table, take(t, table, "k")[0])
+			w.lose("next holder of k", answers, nil)
+			table.flow.ask(false, next)
+			answered(t, next.Answered())
+			pgtest.Receive(t, "the release", left.done)
+			w.mu.Lock()
+			all = w.all
+			w.mu.Unlock()
+			if left.err != nil || left.outcome != outcomeReleased {
+				t.Errorf("%d messages: the release: %c, %v", answers, left.outcome, left.err)
+			}
+			table.flow.wait()
+			table.cleaning.Wait()
+			if next.Err() == nil {
+				db.wantHeld(t, "granted: ", next.lock)
+			} else {
+				if !errors.Is(next.Err(), lockerr.ErrNotAcquired) {
+					t.Errorf("%d messages: the next caller: %v", answers, next.Err())
+				}
+				db.wantHeld(t, "refused: ")
+			}
+			db.Exec(t, "delete from distributed_locks")
+		}
+	})
+}
+
+func TestHandoverAcquiresNothingUnlessItReleases(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, _ *wires, table *Table) {
+		held := take(t, table, "k")[0]
+		db.Exec(t, "delete from distributed_locks") // as an eviction
+		next, left := leftTo(table, held)
+		table.flow.ask(false, next)
+		answered(t, next.Answered())
+		pgtest.Receive(t, "the release", left.done)
+		if left.outcome != outcomeGone || !errors.Is(next.Err(), lockerr.ErrNotAcquired) {
+			t.Errorf("the release: %c; the next caller: %v", left.outcome, next.Err())
+		}
+		db.wantHeld(t, "")
+	})
+}
