@@ -2,12 +2,15 @@ package lease
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -101,4 +104,45 @@ func TestHandoverAcquiresNothingUnlessItReleases(t *testing.T) {
 		}
 		db.wantHeld(t, "")
 	})
+}
+
+// The answer was that of the server, which has released the lease.
+func TestReleaseWhoseHandoverWasNotReplicatedIsNoLoss(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
+		held := take(t, table, "k")[0]
+		queue := &oneWaiter{released: make(chan hold.Release, 1)}
+		table.host.Queue = queue
+		released := make(chan error, 1)
+		go func() { released <- table.Release(held) }()
+		next := requested(table, "k")
+		next.lock.Holder = "next holder of k"
+		next.from, _ = pgtest.Receive(t, "a release", queue.released).(*release)
+		w.leaveUnreplicated("next holder of k")
+		table.flow.ask(false, next)
+		answered(t, next.Answered())
+		if !errors.Is(next.Err(), dbconn.ErrNotReplicated) {
+			t.Errorf("the next caller: %v", next.Err())
+		}
+		if err := pgtest.Receive(t, "the release", released); err != nil {
+			t.Errorf("the release: %v", err)
+		}
+		table.cleaning.Wait()
+		db.wantHeld(t, "")
+	})
+}
+
+// oneWaiter is a queue with one caller, to which the first release is left.
+type oneWaiter struct {
+	noQueue
+	left     atomic.Bool
+	released chan hold.Release
+}
+
+func (q *oneWaiter) HandOver(_ lockkey.Name, r hold.Release) bool {
+	if q.left.Swap(true) {
+		return false
+	}
+	q.released <- r
+	return true
 }

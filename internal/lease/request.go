@@ -227,6 +227,9 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	if err != nil {
 		rest, reached := takeUnreached(&t.flow, &t.flow.requests)
+		if from != nil && asked && !lockerr.Refused(err) {
+			from.unknown = true // also where an answer came, of a commit that was not replicated
+		}
 		for _, r := range batch {
 			r.returnRelease()
 			if r.unknown || asked && !lockerr.Refused(err) {
