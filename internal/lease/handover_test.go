@@ -146,3 +146,24 @@ func (q *oneWaiter) HandOver(_ lockkey.Name, r hold.Release) bool {
 	q.released <- r
 	return true
 }
+
+func TestHandoversOfABatchAreReleasedBeforeTheyAreAcquired(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, _ *wires, table *Table) {
+		held := take(t, table, "k", "l")
+		first, one := leftTo(table, held[0])
+		second, other := leftTo(table, held[1])
+		table.flow.ask(false, first, second)
+		answered(t, first.Answered())
+		answered(t, second.Answered())
+		wantGranted(t, first)
+		wantGranted(t, second)
+		for _, left := range []*release{one, other} {
+			pgtest.Receive(t, "a release", left.done)
+			if left.outcome != outcomeReleased || !left.handed {
+				t.Errorf("the release: %c, handed: %t", left.outcome, left.handed)
+			}
+		}
+		db.wantHeld(t, "", first.lock, second.lock)
+	})
+}
