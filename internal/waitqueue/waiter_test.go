@@ -138,6 +138,8 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 		w.enter()
 		var number int64
 		pgtest.Until(t, kind+": it has a ticket", func() bool {
+			q.mu.Lock()
+			defer q.mu.Unlock()
 			number, _ = next.position.ticketLocked()
 			return number != 0
 		})
