@@ -6,6 +6,9 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -15,8 +18,7 @@ import (
 // A handingQueue leaves so many releases to the test, which is the next caller.
 type handingQueue struct {
 	noQueue
-	left  chan hold.Release
-	freed chan lockkey.Name
+	left chan hold.Release
 }
 
 func (q handingQueue) HandOver(_ lockkey.Name, r hold.Release) bool {
@@ -28,16 +30,11 @@ func (q handingQueue) HandOver(_ lockkey.Name, r hold.Release) bool {
 	}
 }
 
-func (q handingQueue) Freed(name lockkey.Name) bool {
-	q.freed <- name
-	return false
-}
-
 // leaving releases the locks, each of which is left to the next caller, and returns the releases and how they end.
 func leaving(t *testing.T, table *Table, locks ...*hold.Hold) (releases []hold.Release, ended []<-chan error) {
 	t.Helper()
 	for _, lock := range locks {
-		q := handingQueue{left: make(chan hold.Release, 1), freed: make(chan lockkey.Name, 1)}
+		q := handingQueue{left: make(chan hold.Release, 1)}
 		table.host.Queue = q
 		end := make(chan error, 1)
 		go func() { end <- table.Release(lock) }()
@@ -147,26 +144,73 @@ func TestReleaseThatIsLeftEndsWhateverBecomesOfTheNextCaller(t *testing.T) {
 	}
 }
 
-func TestReleaseThatIsLeftIsSentAgainWhenItsAnswerIsLost(t *testing.T) {
+// The server may have released the lease and granted it to the next caller, or neither.
+func TestLostAnswerOfAHandoverLeavesNoLeaseThatNobodyOwns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
-		for _, answers := range []int{-1, 0} {
+		for answers, all := -1, false; !all; answers++ {
 			first := take(t, table, "k")[0]
 			releases, released := leaving(t, table, first)
 			w.lose(first.Holder, answers, nil)
 			next, err := finish(context.Background(), table, "k", releases[0], nil)
 			if err := pgtest.Receive(t, "the end of the release", released[0]); err != nil {
-				t.Errorf("%d: %v", answers, err)
+				t.Errorf("%d messages: the release: %v", answers, err)
 			}
+			w.mu.Lock()
+			all = w.all
+			w.mu.Unlock()
 			table.flow.wait()
 			table.cleaning.Wait()
-			if err == nil {
-				db.wantHeld(t, "", next)
-				db.Exec(t, "delete from distributed_locks")
-			} else {
-				db.wantHeld(t, "")
+			switch {
+			case err == nil:
+				db.wantHeld(t, "granted: ", next)
+			case !errors.Is(err, lockerr.ErrNotAcquired):
+				t.Errorf("%d messages: the next caller: %v", answers, err)
+			default:
+				db.wantHeld(t, "refused: ")
 			}
+			db.Exec(t, "delete from distributed_locks")
 		}
+	})
+}
+
+// The answer was that of the server, which has released the lease.
+func TestReleaseWhoseHandoverWasNotReplicatedIsNoLoss(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
+		first := take(t, table, "k")[0]
+		releases, released := leaving(t, table, first)
+		w.leaveUnreplicated(first.Holder)
+		if _, err := finish(context.Background(), table, "k", releases[0], nil); !errors.Is(err, dbconn.ErrNotReplicated) {
+			t.Errorf("the next caller: %v", err)
+		}
+		if err := pgtest.Receive(t, "the end of the release", released[0]); err != nil {
+			t.Errorf("the release: %v", err)
+		}
+		table.flow.wait()
+		table.cleaning.Wait()
+		db.wantHeld(t, "")
+	})
+}
+
+func TestRequestsBesideAHandoverHaveAnAnswerWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, _ batchDB, w *wires, table *Table) {
+		first := take(t, table, "k")[0]
+		releases, released := leaving(t, table, first)
+		next, other := requested(table, "k"), requested(table, "other")
+		next.lock.Holder, next.from = "next", releases[0].(*release)
+		w.lose(first.Holder, -1, func() error {
+			return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: lockerr.StateNoRights}
+		})
+		table.flow.ask(false, next, other)
+		answered(t, next.Answered())
+		answered(t, other.Answered())
+		if next.Err() == nil {
+			t.Error("the next caller has the lock without an answer")
+		}
+		_ = pgtest.Receive(t, "the end of the release", released[0])
 	})
 }
 

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"iter"
 	"slices"
 	"time"
@@ -130,11 +131,13 @@ func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
 		t.releaseFor(handed)
 		handed, locks = nil, append(handed, locks...)
 	}
-	for _, batch := range [][]*request{handed, locks} {
-		if err := t.ask(mode, batch); err != nil {
-			t.failRequests(permits, err)
-			return err
-		}
+	if err := t.ask(mode, handed); err != nil {
+		t.failRequests(slices.Concat(locks, permits), err)
+		return err
+	}
+	if err := t.ask(mode, locks); err != nil {
+		t.failRequests(permits, err)
+		return err
 	}
 	for len(permits) > 0 {
 		n, leases := 0, 0
@@ -194,7 +197,10 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	err := t.request(t.flow.waits(t.host.Closing), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
 		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
-			if from != nil && len(values) > 0 {
+			if from != nil {
+				if len(values) == 0 || len(values[0]) != 1 {
+					return fmt.Errorf("%w: the release before a request", dbconn.ErrForeign)
+				}
 				released.letters, values = slices.Clone(values[0]), values[1:]
 			}
 			grants, err = readGrants(values, leases, single)
@@ -225,6 +231,9 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	if err != nil {
 		rest, reached := takeUnreached(&t.flow, &t.flow.requests)
+		if from != nil && asked && !lockerr.Refused(err) {
+			from.unknown = true // also where an answer came, of a commit that was not replicated
+		}
 		for _, r := range batch {
 			r.returnRelease()
 			if r.unknown || asked && !lockerr.Refused(err) {

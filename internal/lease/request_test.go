@@ -11,11 +11,13 @@ import (
 	"maps"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
@@ -203,6 +205,7 @@ type wires struct {
 	mu        sync.Mutex
 	key       []byte       // what the message contains that is to be lost; nil: none
 	answers   int          // how many messages of the answer come through; -1: the request is lost
+	warn      bool         // instead, a warning comes before the answer: the commit was not replicated
 	cut       bool         // it happened
 	all       bool         // there were no more messages than came through
 	reconnect func() error // before the next connection is used
@@ -227,6 +230,19 @@ func (w *wires) pool(t *testing.T, db *pgtest.DB) *pgxpool.Pool {
 	})
 }
 
+// leaveUnreplicated makes the server say that a message with that key was not replicated.
+func (w *wires) leaveUnreplicated(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.key, w.warn = []byte(key), true
+}
+
+// unreplicated is the server's warning.
+func unreplicated() []byte {
+	b, _ := (&pgproto3.NoticeResponse{SeverityUnlocalized: "WARNING", Code: "01000", Message: "canceling wait for synchronous replication due to user request", Routine: "SyncRepWaitForLSN"}).Encode(nil)
+	return b
+}
+
 // lose cuts the connection when a message with that key is sent.
 func (w *wires) lose(key string, answers int, reconnect func() error) {
 	w.mu.Lock()
@@ -239,7 +255,8 @@ type wireConn struct {
 	wires *wires
 	ready []byte // of the answer, not yet read
 	lose  bool   // the answer to what was sent
-	ended bool
+	warn  atomic.Bool
+	ended atomic.Bool
 }
 
 func (c *wireConn) Write(b []byte) (int, error) {
@@ -247,8 +264,14 @@ func (c *wireConn) Write(b []byte) (int, error) {
 	defer c.wires.mu.Unlock()
 	if c.wires.key != nil && bytes.Contains(b, c.wires.key) {
 		c.wires.key = nil
+		if c.wires.warn {
+			c.wires.warn = false
+			c.warn.Store(true)
+			return c.Conn.Write(b)
+		}
 		if c.wires.answers < 0 {
-			c.wires.cut, c.ended = true, true
+			c.wires.cut = true
+			c.ended.Store(true)
 			return len(b), c.Close()
 		}
 		c.lose = true
@@ -258,7 +281,7 @@ func (c *wireConn) Write(b []byte) (int, error) {
 
 func (c *wireConn) Read(b []byte) (int, error) {
 	for len(c.ready) == 0 {
-		if c.ended {
+		if c.ended.Load() {
 			return 0, io.EOF
 		}
 		if err := c.next(); err != nil {
@@ -275,7 +298,9 @@ func (c *wireConn) Read(b []byte) (int, error) {
 func (c *wireConn) next() error {
 	m, err := c.message()
 	if err != nil || !c.lose {
-		c.ready = m
+		if c.ready = m; c.warn.Swap(false) {
+			c.ready = append(unreplicated(), m...)
+		}
 		return err
 	}
 	c.wires.mu.Lock()
@@ -294,7 +319,8 @@ func (c *wireConn) next() error {
 			return err
 		}
 	}
-	c.wires.cut, c.ended = true, true
+	c.wires.cut = true
+	c.ended.Store(true)
 	return c.Close()
 }
 

@@ -263,7 +263,7 @@ func TestChangeWhoseCallerHasLeftIsNotMadeLater(t *testing.T) {
 	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks for update"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if err := errors.Join(lock.SetTTL(ctx, testkit.TTL), lock.Err()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrLost) {
 		t.Errorf("SetTTL: %v", err)
@@ -293,7 +293,7 @@ func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks for update"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if err := lock.Renew(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrLost) {
 		t.Errorf("Renew: %v", err)

@@ -82,7 +82,9 @@ func (p *position) endTurnLocked() {
 	}
 	if handed || p.handed {
 		p.handed, p.local.turn.left = false, 0
-		p.queue.waking.Add(wakeUp{name: p.local.name})
+		if p.queue.installed() && p.queue.removing[p.local.name] == 0 { // as Wake does
+			p.queue.waking.Add(wakeUp{name: p.local.name})
+		}
 	}
 }
 

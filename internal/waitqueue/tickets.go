@@ -53,7 +53,7 @@ const (
 	ticketLifeUnheard = 3 * time.Second
 )
 
-// ticket returns the number of the ticket with which the first waiter tries, 0 if there is
+// ticketLocked returns the number of the ticket with which the first waiter tries, 0 if there is
 // none, and whether no ticket was before that.
 func (p *position) ticketLocked() (number int64, first bool) {
 	t := p.local.ticket

@@ -138,7 +138,9 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 		w.enter()
 		var number int64
 		pgtest.Until(t, kind+": it has a ticket", func() bool {
-			number = next.position.try().Ticket
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			number, _ = next.position.ticketLocked()
 			return number != 0
 		})
 		if name.Kind() != 0 {
