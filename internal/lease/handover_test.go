@@ -177,6 +177,7 @@ func TestLostAnswerOfAHandoverLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 
 // The answer was that of the server, which has released the lease.
 func TestReleaseWhoseHandoverWasNotReplicatedIsNoLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
 		first := take(t, table, "k")[0]
@@ -195,6 +196,7 @@ func TestReleaseWhoseHandoverWasNotReplicatedIsNoLoss(t *testing.T) {
 }
 
 func TestRequestsBesideAHandoverHaveAnAnswerWithoutAConnection(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, _ batchDB, w *wires, table *Table) {
 		first := take(t, table, "k")[0]
@@ -215,6 +217,7 @@ func TestRequestsBesideAHandoverHaveAnAnswerWithoutAConnection(t *testing.T) {
 }
 
 func TestManyReleasesThatAreLeftAreOneBatch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newBatchDB(t)
 	table := db.table(t, db.Pool)
