@@ -10,8 +10,11 @@ package golangmigrate
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/golang-migrate/migrate/v4"
 	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
@@ -41,16 +44,48 @@ func New(ctx context.Context, pool *pgxpool.Pool) (*migrate.Migrate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgxlock: golangmigrate: %w", err)
 	}
-	db := stdlib.OpenDBFromPool(pool)
-	driver, err := migratepgx.WithInstance(db, &migratepgx.Config{MigrationsTable: migrations.Table})
+	lent := &lender{Connector: stdlib.GetPoolConnector(pool)}
+	db := sql.OpenDB(lent)
+	db.SetMaxIdleConns(0) // the pool has those
+	database, err := migratepgx.WithInstance(db, &migratepgx.Config{MigrationsTable: migrations.Table})
 	if err != nil {
-		return nil, fmt.Errorf("pgxlock: golangmigrate: %w", errors.Join(err, db.Close()))
+		return nil, fmt.Errorf("pgxlock: golangmigrate: %w", errors.Join(err, db.Close(), lent.takeBack()))
 	}
-	m, err := migrate.NewWithInstance("pgxlock", files, "pgx5", driver)
+	m, err := migrate.NewWithInstance("pgxlock", files, "pgx5", database)
 	if err != nil {
-		return nil, fmt.Errorf("pgxlock: golangmigrate: %w", errors.Join(err, driver.Close()))
+		return nil, fmt.Errorf("pgxlock: golangmigrate: %w", errors.Join(err, database.Close()))
 	}
 	return m, nil
+}
+
+// A lender knows the connections of the pool that golang-migrate has. Where it cannot make its version
+// table, for example because another program has just made it, it keeps one, for which Close of the
+// pool would wait for ever.
+type lender struct {
+	driver.Connector
+	mu   sync.Mutex
+	lent []driver.Conn
+}
+
+// Connect implements [driver.Connector].
+func (l *lender) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := l.Connector.Connect(ctx)
+	if err == nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lent = append(l.lent, conn)
+	}
+	return conn, err
+}
+
+// takeBack gives the pool what it does not have back yet.
+func (l *lender) takeBack() (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, conn := range l.lent {
+		err = errors.Join(err, conn.Close())
+	}
+	return err
 }
 
 // Up brings the schema to the newest version. It does nothing where that is installed. If

@@ -105,6 +105,18 @@ func TestUpGoesOnAfterAMigrationsUpThatFailed(t *testing.T) {
 	installed(t, db.Pool, newest(t, db.Pool))
 }
 
+func TestUpThatCannotMakeItsVersionTableKeepsNoConnection(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	db.Exec(t, "create type pgxlock_migrations as enum ('in the way')")
+	if err := golangmigrate.Up(t.Context(), db.Pool); err == nil || !strings.Contains(err.Error(), "pgxlock_migrations") {
+		t.Errorf("Up: %v", err)
+	}
+	if taken := db.Pool.Stat().AcquiredConns(); taken != 0 {
+		t.Errorf("%d connections of the pool are taken", taken)
+	}
+}
+
 func TestUpWithoutAPoolOrTimeChangesNothing(t *testing.T) {
 	t.Parallel()
 	if err := golangmigrate.Up(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "the pool is nil") {
