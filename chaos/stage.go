@@ -179,6 +179,7 @@ func (s *stage) startPooler(ctx context.Context) error {
 	}
 	s.pooler, err = s.primary.Pooler(ctx, programs[len(programs)-1], map[string]string{
 		"pool_mode": s.plan.PoolMode, "default_pool_size": "40", "auth_user": pgserver.Superuser,
+		"server_login_retry": "1", // 15 s by default: after a crash workers could not release what they have before they end
 	})
 	if err != nil {
 		return err
