@@ -82,14 +82,22 @@ func TestQuietWriteGoesOnWhereTheSocketHasNoRoom(t *testing.T) {
 
 func TestQuietWriteTellsHowMuchItWroteUntilTheDeadline(t *testing.T) {
 	eachSocket(t, func(t *testing.T, ours, theirs net.Conn) {
-		_ = ours.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
-		n, err := ours.Write(make([]byte, 16<<20))
-		if n == 0 || n == 16<<20 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		sent := make([]byte, 16<<20) // more than the buffers of both ends take
+		first := make(chan error, 1)
+		go func() { // a deadline that comes before the first byte would leave nothing to tell
+			_, err := io.ReadFull(theirs, make([]byte, 1))
+			first <- errors.Join(err, ours.SetWriteDeadline(time.Now()))
+		}()
+		n, err := ours.Write(sent)
+		if n == 0 || n == len(sent) || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatalf("%d bytes were written: %v", n, err)
 		}
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
 		_ = ours.Close()
-		if all, err := io.ReadAll(theirs); len(all) != n || err != nil {
-			t.Errorf("%d bytes were received, not %d: %v", len(all), n, err)
+		if rest, err := io.ReadAll(theirs); 1+len(rest) != n || err != nil {
+			t.Errorf("%d bytes were received, not %d: %v", 1+len(rest), n, err)
 		}
 	})
 }
