@@ -56,10 +56,11 @@ func settings() []setting {
 	return all
 }
 
-// span is how long a slice is: so long that each caller has several turns.
+// span is how long a slice is: so long that each caller has several turns, and each process so many
+// that a few more or less do not make them uneven.
 func (s setting) span(least time.Duration) time.Duration {
-	const turns, each = 2, 3 * time.Millisecond
-	return max(least, time.Duration(turns*s.processes*s.callers)*each)
+	const turnsOfCaller, turnsOfProcess, each = 2, 40, 3 * time.Millisecond
+	return max(least, time.Duration(s.processes*max(turnsOfCaller*s.callers, turnsOfProcess))*each)
 }
 
 // warmSpan is how long callers contend before that is measured.

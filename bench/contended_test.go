@@ -234,7 +234,7 @@ func TestGrantBeforeTheReleaseIsAnError(t *testing.T) {
 }
 
 func TestSpansHaveTurnsForAllCallers(t *testing.T) {
-	for _, test := range []struct{ s, want string }{{"2x1", "500ms"}, {"16x16", "1.536s"}} {
+	for _, test := range []struct{ s, want string }{{"2x1", "500ms"}, {"4x16", "500ms"}, {"16x1", "1.92s"}, {"16x16", "1.92s"}} {
 		for _, s := range settings() {
 			if got := s.span(500 * time.Millisecond); s.String() == test.s && got.String() != test.want {
 				t.Errorf("%s: %s", s, got)

@@ -133,9 +133,10 @@ func (q *Queue) contendedLocked(name lockkey.Name) bool {
 }
 
 // Contended implements [hold.Queue]. Each grant of an advisory lock asks: where no other process was
-// seen, that takes no mutex.
+// seen, and one would be heard of, that takes no mutex.
 func (q *Queue) Contended(name lockkey.Name) bool {
-	if name.Kind() != 0 && !q.seen.Load() {
+	hears := q.Listening() || !q.installed()
+	if name.Kind() != 0 && !q.seen.Load() && hears {
 		return false
 	}
 	q.mu.Lock()
@@ -145,5 +146,28 @@ func (q *Queue) Contended(name lockkey.Name) bool {
 	}
 	delete(q.others, name)
 	q.seen.Store(len(q.others) > 0)
+	if !hears && !q.closed {
+		q.unheard.granted(q, name)
+	}
 	return false
+}
+
+// An unheardGrant is that of an advisory lock while nobody listens: the listener connects more slowly
+// than the lock session, or it cannot. Other processes cannot say then that they wait, and callers
+// here that never meet one at the lock would keep it to themselves.
+type unheardGrant struct {
+	name lockkey.Name
+	at   time.Time
+}
+
+// granted has the server asked whether other processes wait for a lock that is granted again: for one
+// lock each handOverTime at most, and rather for one that is granted often.
+func (u *unheardGrant) granted(q *Queue, name lockkey.Name) {
+	if time.Since(u.at) < handOverTime {
+		return
+	}
+	if u.name == name {
+		q.waking.Add(wakeUp{name: name, check: true})
+	}
+	u.name, u.at = name, time.Now()
 }

@@ -31,6 +31,8 @@ type Queue struct {
 	count atomic.Int32 // of local queues; most calls read 0 here and skip the mutex
 	seen  atomic.Bool  // others has entries
 
+	client atomic.Int64 // the number under which the listener listens; 0: it does not. Written under mu
+
 	// mu guards what follows, the local queues with their positions, and the tickets. It is held
 	// for work in memory only: no statement is sent under it, and no caller is waited for.
 	mu       sync.Mutex
@@ -48,9 +50,9 @@ type Queue struct {
 	queued   map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
 	woken    map[lockkey.Name]wokenTicket
 	looking  map[lockkey.Name]*dueLook // of locks whose wake-ups found nobody
-	client   int64                     // the number under which the listener listens; 0: it does not
-	timer    *time.Timer               // refreshes all tickets
-	failing  bool                      // the last try to publish tickets failed
+	unheard  unheardGrant
+	timer    *time.Timer // refreshes all tickets
+	failing  bool        // the last try to publish tickets failed
 	closed   bool
 }
 
@@ -139,11 +141,7 @@ func (q *Queue) Listen(pid int32) { q.listener.listenFor(pid) }
 func (q *Queue) StartListener() { q.listener.start() }
 
 // Listening reports whether the listener receives notifications.
-func (q *Queue) Listening() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.client != 0
-}
+func (q *Queue) Listening() bool { return q.client.Load() != 0 }
 
 // Reap removes tickets of processes that died, of locks that no other process tried for since.
 func (q *Queue) Reap() error { return q.send(statements.QueueReap) }

@@ -95,7 +95,7 @@ func (q *Queue) enterLocked(l *localQueue) {
 }
 
 // wokenInTurnLocked reports whether the local queue is woken when its turn comes.
-func (t *ticket) wokenInTurnLocked() bool { return t.number != 0 && !t.unsent && t.queue.client != 0 }
+func (t *ticket) wokenInTurnLocked() bool { return t.number != 0 && !t.unsent && t.queue.Listening() }
 
 // addLocked publishes a ticket, or refreshes it. It queues the name of the lock: a local queue
 // that had many tickets since the last batch has one entry, and the next batch sends only the
@@ -262,7 +262,7 @@ func (q *Queue) publication(names []lockkey.Name) (batch []*ticket, p publicatio
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	p.life = ticketLifeUnheard
-	if client := q.client; client != 0 {
+	if client := q.client.Load(); client != 0 {
 		p.client, p.life = &client, ticketLife
 	}
 	for _, name := range names {
@@ -452,7 +452,7 @@ func (q *Queue) withdrawLater(batch []*ticket) {
 func (q *Queue) listens(client int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.client = client
+	q.client.Store(client)
 	for t := range q.tickets {
 		t.woken = true // it may have been woken while the listener was away
 		q.addLocked(t)

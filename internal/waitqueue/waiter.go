@@ -231,8 +231,12 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 		}
 		return w.await(time.Time{})
 	}
-	if isBusy && w.enter() && (busy.Left || !w.queue.refused(w.position.local)) {
-		return w.await(busyEnds(w.busy))
+	if isBusy {
+		woken := w.enter()
+		polls := !busy.Left && w.queue.refused(w.position.local)
+		if woken && !polls {
+			return w.await(busyEnds(w.busy))
+		}
 	}
 	due := time.Now().Add(w.queue.config.Backoff(w.attempt))
 	w.attempt++

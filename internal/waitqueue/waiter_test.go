@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -179,6 +180,7 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(nil)
+		q.client.Store(1)
 		q.server.Session = make(wantedSession, 2)
 		name := lockkey.Name{ID: lockkey.Identify("k")}
 		contended := func(when string, want bool) {
@@ -204,6 +206,61 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 		if !q.Contended(lockkey.Name{Key: "k"}) {
 			t.Error("a lease is not contended")
 		}
+	})
+}
+
+// Its holder could not be told either that this process waits: it hears as little, perhaps.
+func TestRefusedWaiterThatHearsNothingKnowsThatOthersHaveTheLock(t *testing.T) {
+	t.Parallel()
+	db, name := newDB(t), lockkey.Name{ID: lockkey.Identify("k")}
+	q := connected(t, db, nobody{})
+	q.listener.stop()
+	q.config.Backoff = func(int) time.Duration { return 0 }
+	var w Waiter
+	q.Begin(t.Context(), &w, hold.Request{}, nil)
+	defer w.End()
+	if q.Contended(name) {
+		t.Fatal("contended before anybody was refused")
+	}
+	if err := w.Wait(name, &hold.Busy{}); err != nil {
+		t.Fatal(err)
+	}
+	if !q.Contended(name) {
+		t.Error("others have the lock, and it counts as not contended")
+	}
+}
+
+// The listener connects more slowly than the lock session, or cannot.
+func TestGrantsWhileNobodyListensCheckWhetherOthersWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sent := 0
+		q := newQueue(runs(func(dbconn.Exchange) error { sent++; return errors.New("refused") }))
+		hot, other := lockkey.Name{ID: lockkey.Identify("hot")}, lockkey.Name{ID: lockkey.Identify("other")}
+		granted := func(what string, name lockkey.Name, want int) {
+			t.Helper()
+			q.Contended(name)
+			synctest.Wait()
+			if sent != want {
+				t.Errorf("%s: %d checks, want %d", what, sent, want)
+			}
+		}
+		granted("a first grant", hot, 0)
+		time.Sleep(handOverTime - 1)
+		granted("another soon", hot, 0)
+		time.Sleep(1)
+		granted("another later", hot, 1)
+		time.Sleep(handOverTime)
+		granted("a first grant of another lock", other, 1)
+		granted("the hot one beside it", hot, 1)
+		time.Sleep(handOverTime)
+		granted("the other one again", other, 2)
+		q.client.Store(1)
+		time.Sleep(handOverTime)
+		granted("where waiters are heard of", other, 2)
+		q.client.Store(0)
+		q.server.Place = nil
+		granted("without a table for tickets", other, 2)
 	})
 }
 

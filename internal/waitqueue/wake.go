@@ -255,7 +255,7 @@ func (q *Queue) enterIfWaiting(name lockkey.Name) {
 // advisory lock. It reports whether the waiter must poll: not every holder of an advisory lock
 // announces its release.
 func (q *Queue) refused(l *localQueue) bool {
-	if l.name.Kind() == 0 {
+	if l.name.Kind() == 0 || !q.installed() {
 		return false
 	}
 	q.asking.Add(l.name)
@@ -274,7 +274,7 @@ func (q *Queue) asked(l *localQueue) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // without a listener we cannot know whether it was woken
+	if t := l.ticket; t != nil && t.number != 0 && (t.woken || !q.Listening()) { // without a listener we cannot know whether it was woken
 		t.woken = false
 		q.trying.Add(t)
 	}
