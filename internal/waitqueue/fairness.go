@@ -65,6 +65,15 @@ func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 	return true
 }
 
+// handsOver reports whether an advisory lock that other processes want is just left from one caller here to
+// the next, so that the end of the turn wakes them. Meanwhile the lock session does not have it.
+func (q *Queue) handsOver(name lockkey.Name) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.locals[name]
+	return l != nil && (l.turn.handed || l.waiters.Front().Value.(*position).handed) && q.contendedLocked(name)
+}
+
 // takeLocked reports whether the lock is left to the first waiter, which then tries, and finishes the
 // release.
 func (t *turn) takeLocked() (release hold.Release, handed bool) {

@@ -89,7 +89,7 @@ func (q *Queue) enterLocked(l *localQueue) {
 		}
 		q.listener.start()
 	}
-	if l.ticket.number == 0 && !l.ticket.unsent {
+	if l.ticket.number == 0 && !l.ticket.unsent && !l.ticket.inFlight {
 		q.addLocked(l.ticket)
 	}
 }
@@ -421,7 +421,7 @@ func (q *Queue) withdraw(batch []*ticket) error {
 		freed := q.removedLocked(batch)
 		q.mu.Unlock()
 		q.waking.Add(forFirst(slices.DeleteFunc(freed, func(name lockkey.Name) bool {
-			return name.Kind() != 0 && q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID)
+			return name.Kind() != 0 && (q.handsOver(name) || q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID))
 		}))...)
 		return nil
 	}

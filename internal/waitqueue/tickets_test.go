@@ -291,14 +291,22 @@ func TestRemovalOfATicketWakesTheNextWaiterOnce(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		session  LockSession
-		released bool  // while the ticket is being removed
-		fails    error // of the removal
+		turn     func(next *position) // what the caller does to which the lock was left here; nil: it was not
+		unseen   bool                 // no other process was seen to want the lock
+		released bool                 // while the ticket is being removed
+		fails    error                // of the removal
 		wakeUps  int
 	}{
 		{what: "the lock is free", session: wantedSession(nil), wakeUps: 1},
 		{what: "the lock is released meanwhile", session: wantedSession(nil), released: true, wakeUps: 1},
 		{what: "the lock is held, and its release wakes", session: holdingSession{}, wakeUps: 0},
 		{what: "the lock is released and held again", session: holdingSession{}, released: true, wakeUps: 0},
+		{what: "the lock is left to a caller here", session: wantedSession(nil), turn: func(*position) {}},
+		{what: "it tries for it", session: wantedSession(nil), turn: func(next *position) { next.try() }},
+		{what: "its try has failed", session: wantedSession(nil), turn: func(next *position) { next.try(); next.failed() }, wakeUps: 1},
+		{what: "it has left", session: wantedSession(nil), turn: (*position).leave, wakeUps: 1},
+		{what: "its try is granted, and the release wakes nobody", session: wantedSession(nil), turn: func(next *position) { next.try(); next.granted(0, true) }, wakeUps: 1},
+		{what: "nobody else was seen", session: wantedSession(nil), turn: func(*position) {}, unseen: true, wakeUps: 1},
 		{what: "the removal fails", session: wantedSession(nil), released: true, fails: errors.New("refused"), wakeUps: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -315,7 +323,18 @@ func TestRemovalOfATicketWakesTheNextWaiterOnce(t *testing.T) {
 			name := lockkey.Name{ID: lockkey.Identify("k")}
 			q.mu.Lock()
 			q.leaveLocked(&ticket{queue: q, local: &localQueue{name: name}, number: 7, over: true})
+			if !c.unseen {
+				q.seeLocked(name)
+			}
 			q.mu.Unlock()
+			if c.turn != nil {
+				all := resting(q, name, exclusively[:3]...)
+				all[0].granted(0, true)
+				if !q.HandOver(name, nil) {
+					t.Fatalf("%s: not handed over", c.what)
+				}
+				c.turn(all[1])
+			}
 			synctest.Wait()
 			if c.released {
 				q.Wake([]lockkey.Name{name})
@@ -339,6 +358,31 @@ func TestRemovalOfATicketWakesTheNextWaiterOnce(t *testing.T) {
 			q.mu.Unlock()
 		})
 	}
+}
+
+func TestTicketInFlightIsNotPublishedAgainForAnotherWaiter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		answered, sent := make(chan struct{}), 0
+		q := newQueue(runs(func(dbconn.Exchange) error {
+			sent++
+			<-answered
+			return errors.New("refused")
+		}))
+		all := resting(q, lockkey.Name{Key: "k"}, exclusively[:2]...)
+		q.enter(all[0].local)
+		synctest.Wait()
+		q.enter(all[0].local)
+		close(answered)
+		synctest.Wait()
+		if sent != 1 {
+			t.Errorf("it was published %d times", sent)
+		}
+		q.mu.Lock()
+		q.closed = true
+		q.timer.Stop()
+		q.mu.Unlock()
+	})
 }
 
 func TestWakeUpThatFoundNobodyLooksAgainWhereOthersWantTheLock(t *testing.T) {
