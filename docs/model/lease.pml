@@ -19,6 +19,8 @@
  *   -DANY_ANSWER      an answer counts whenever it comes
  *   -DNO_ERA          tokens do not carry the timeline and the epoch
  *   -DEARLY_TOKEN     a token is drawn before the guard
+ *   -DKEEPS           who leaves the lease to another caller believes in it until that has it
+ *   -DSAME_TOKEN      that caller gets the token of the release
  *
  * What keeps the number of states small, and why no order is lost (README.md, "What is left out of the states"):
  *   - A try or a release that finds a lock taken has no effect, and is the same as one that was not made.
@@ -37,6 +39,8 @@
 #define FAILOVERS 0
 #endif
 #define SLOTS 4         /* arrays begin at 0, processes at 1 */
+/* With -DTURNS the processes are also callers of one process: one may leave its release to another, whose try
+ * releases and acquires in one statement. */
 
 /* ---- the server ---- */
 
@@ -61,6 +65,15 @@ bool held[SLOTS];       /* from the answer to the call of Release */
 bool due[SLOTS];        /* its clock has passed the deadline of that hold, or it knows that it has lost it */
 byte mine[SLOTS];       /* the token; a release without one releases whatever its holder has */
 byte crashes = CRASHES, failovers = FAILOVERS;
+#ifdef TURNS
+byte left;              /* its release is left to whoever tries next */
+byte outcome[SLOTS];    /* of a release that was left */
+#define RETURNED 1
+#define RELEASED 2
+#define settle(o) outcome[from] = (from != 0 -> (o) : 0); from = 0
+#else
+#define settle(o) skip
+#endif
 
 #define NONE 0
 #define OPEN 1
@@ -147,6 +160,9 @@ active [N] proctype Process()
 #ifdef FENCE_AT_ONCE
 	bool saw;
 #endif
+#ifdef TURNS
+	byte from;      /* whose release its try finishes */
+#endif
 
 endtry: if              /* ---- acquire: try_acquire_lock() begins with a plain read ---- */
 	/* No row. */
@@ -206,6 +222,36 @@ endtry: if              /* ---- acquire: try_acquire_lock() begins with a plain 
 
 	/* The same, and the caller has left: it releases whatever it may have got. */
 	:: atomic { holder == me -> mine[me] = 0; goto release }
+#ifdef TURNS
+	/* hand_over.sql: the release of another caller. A release that fails is returned, and nothing is tried. */
+	:: atomic { left != 0 -> from = left; left = 0; tx[me] = OPEN; early
+	   THEN
+		if
+		:: open && pinFree && rowLock == 0 && holder == from && token == mine[from] -> pin = me; rowLock = me
+		:: else -> settle(RETURNED); again
+		fi
+	   THEN             /* the guard, by try: without it the release alone commits */
+		if
+		:: open && guard == 0 -> guard = me
+		:: open && guard != 0 -> commits(); holder = 0; token = 0; expired = false; settle(RELEASED); again
+		:: !open -> settle(RETURNED); again
+		fi;
+#ifdef SAME_TOKEN
+		mine[me] = token
+#else
+		draw
+#endif
+	   THEN
+		if
+		:: !open -> settle(RETURNED); again
+		:: open ->
+			assert(alone);              /* I2 */
+			assert(mine[me] > highest); /* I3 */
+			commits(); highest = mine[me]; last = mine[me];
+			holder = me; token = mine[me]; expired = false
+		fi;
+		unlock(me) }
+#endif
 	fi;
 
 	/* The answer. It counts if the deadline, which runs from before the request was sent, has not
@@ -217,10 +263,11 @@ endtry: if              /* ---- acquire: try_acquire_lock() begins with a plain 
 #else
 		:: isMine && !expired || old[me] ->
 #endif
+			settle(RELEASED);
 			assert(alone || old[me]);   /* I1 */
 			tx[me] = NONE; held[me] = true
-		:: !open -> again               /* lost: it asks again, when the old session has ended (A4) */
-		:: tx[me] = NONE; mine[me] = 0; goto release    /* too late; or the caller has left */
+		:: !open -> settle(RETURNED); again     /* lost: it asks again, when the old session has ended (A4) */
+		:: settle(RELEASED); tx[me] = NONE; mine[me] = 0; goto release  /* too late; or the caller has left */
 		fi
 	}
 
@@ -228,6 +275,11 @@ hold:   atomic {        /* ---- the work: any number of transactions that write 
 		if
 		:: !due[me] -> tx[me] = OPEN    /* Fence reads the clock first */
 		:: held[me] = false; due[me] = false; goto release
+#ifdef KEEPS
+		:: left == 0 -> left = me; goto endleft
+#elif defined(TURNS)
+		:: left == 0 -> held[me] = false; due[me] = false; left = me; goto endleft
+#endif
 		fi
 	}
 	/* assert_lock_held() */
@@ -267,6 +319,16 @@ no_fence: atomic {
 #endif
 		pins = pins & ~bit(me); tx[me] = NONE; due[me] = true; goto hold
 	}
+
+#ifdef TURNS
+endleft: atomic {
+		if
+		:: left == me -> left = 0; held[me] = false; due[me] = false; goto release       /* no caller came */
+		:: outcome[me] == RETURNED -> outcome[me] = 0; held[me] = false; due[me] = false; goto release
+		:: outcome[me] == RELEASED -> outcome[me] = 0; held[me] = false; due[me] = false; goto over
+		fi
+	}
+#endif
 
 release: atomic {       /* ---- release_batch(): one statement reads, pins, locks and deletes ---- */
 		if
