@@ -21,7 +21,7 @@ import (
 // exclude no other session. If ctx is cancelled, it returns [lockerr.ErrClosed].
 func (a *Locks) connect(ctx context.Context) (*session, error) {
 	var s *session
-	_, err := a.attempts.Connect(ctx, dbconn.Dial{Place: &a.place, Quiet: true}, func(ctx context.Context, c *dbconn.Conn) (err error) {
+	_, err := a.attempts.Connect(ctx, dbconn.Dial{Place: &a.place}, func(ctx context.Context, c *dbconn.Conn) (err error) {
 		s, err = a.setUp(ctx, c)
 		if lockerr.SQLState(err) == lockerr.StateNoStatement { // a statement was parsed in one backend and executed in another one
 			err = fmt.Errorf("%w: %w", lockerr.ErrPooler, err)
@@ -94,7 +94,6 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 	if a.ttl > 0 {
 		s.patience = min(dbconn.Timeout, a.ttl/3)
 	}
-	dbconn.Hush(s.net)
 	if runtime.GOMAXPROCS(0) > 1 { // with one processor a leader that looks keeps it from the server or from the callers
 		s.readable = dbconn.Readable(s.net)
 	}

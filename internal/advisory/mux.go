@@ -79,7 +79,7 @@ type roundTrip struct {
 // the leader's context. While messages flow it checks less and less often, because each time wakes
 // a thread and the scheduler's watcher: so just after a busy spell the end of the session is
 // noticed mostLinger late and linger at most, and the leader of a server that falls silent leaves as
-// late. It is also the timer that the quiet reads of the session need.
+// late.
 const (
 	linger     = 2 * time.Millisecond
 	mostLinger = 16 * time.Millisecond

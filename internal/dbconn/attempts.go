@@ -26,7 +26,7 @@ type Attempts struct {
 }
 
 // Connect makes one attempt. finish makes the new connection ready, and the attempt fails with
-// it. If ctx is cancelled, the error is [lockerr.ErrClosed].
+// it. From then on the connection is quiet. If ctx is cancelled, the error is [lockerr.ErrClosed].
 func (a *Attempts) Connect(ctx context.Context, dial Dial, finish func(context.Context, *Conn) error) (*Conn, error) {
 	now := time.Now()
 	a.mu.Lock()
@@ -66,6 +66,7 @@ func (a *Attempts) Connect(ctx context.Context, dial Dial, finish func(context.C
 		a.tried, a.last = 0, nil
 		a.mu.Unlock()
 		outages.over(server)
+		hush(c.PgConn().Conn())
 		return c, nil
 	case lockerr.Unreachable(err):
 		outages.failed(server)

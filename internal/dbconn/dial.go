@@ -42,12 +42,6 @@ type Dial struct {
 	Most  time.Duration        // how long it may last; not positive: as [Dialer.Dial] says
 	Place *Installation        // looked for on the way; nil: none is needed
 	Heard func(*pgconn.Notice) // is called with each notice; nil: none is needed
-
-	// Quiet makes reads and writes, from [Hush] on, that cost less and do not wake the thread that
-	// watches Go's scheduler. That thread sleeps until the first timer that runs when all
-	// processors fall idle: the reader has one that is due soon, or nobody would interrupt a
-	// goroutine that computes after the answer, and see to the others.
-	Quiet bool
 }
 
 // A Conn is a new connection to a primary, on which nothing has been set.
@@ -95,10 +89,7 @@ func (d *Dialer) Dial(ctx context.Context, dial Dial) (*Conn, error) {
 		}
 		return c.identify(ctx, conn, looks)
 	}
-	config.DialFunc = withDeadlines(config.DialFunc)
-	if dial.Quiet {
-		config.DialFunc = quietly(config.DialFunc)
-	}
+	config.DialFunc = quietly(withDeadlines(config.DialFunc))
 	// A request to cancel ends no wait for a notification, for which nothing runs at the server.
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()}

@@ -8,18 +8,19 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 )
 
-// quietly returns a dial function whose connections, once [Hush] was called, do not announce each read
+// quietly returns a dial function whose connections, once hush was called, do not announce each read
 // and write to Go's scheduler. It could do nothing meanwhile, because these do not block. But the first
 // call that is announced after all threads have slept wakes the thread that watches the scheduler
 // (sysmon), which then looks every 20 microseconds until all sleep again: in a fleet of small
-// processes that was a third of the processor time of a message. Without that thread nobody
-// interrupts a goroutine that computes where all processors do: see [Dial.Quiet].
+// processes that was a third of the processor time of a message. That thread also interrupts goroutines
+// that compute for long, and sees to the others: see [heartbeat].
 func quietly(dial pgconn.DialFunc) pgconn.DialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
@@ -46,14 +47,49 @@ func neverBlocks(raw syscall.RawConn) bool {
 	return err == nil && failed == nil && flags&unix.O_NONBLOCK != 0
 }
 
-// Hush makes a connection of a quiet [Dial] quiet from now on. pgx may be reading meanwhile: a write
+// hush makes a connection of a quiet dial function quiet from now on. pgx may be reading meanwhile: a write
 // that takes it long starts a reader in the background, which ends with its next answer.
-func Hush(conn net.Conn) {
+func hush(conn net.Conn) {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // of TLS
 		conn = wrapped.NetConn()
 	}
 	if q, ok := conn.(*quiet); ok {
 		q.hushed.Store(true)
+	}
+}
+
+// A heartbeat keeps sysmon from sleeping for long, if no call is announced: it would until the first timer
+// that ran when all processors fell idle, for minutes perhaps. The first quiet read for a while wakes it, and
+// from then on there is a timer, until no quiet connection was read from for so long.
+type heartbeat struct {
+	every time.Duration
+	beats atomic.Bool // there is a timer
+	read  atomic.Bool // a quiet connection was read from since it was set
+}
+
+// beating is how late a goroutine is interrupted that computes after a quiet read, at most.
+var beating = heartbeat{every: 16 * time.Millisecond}
+
+// beat follows each quiet read.
+func (h *heartbeat) beat() {
+	if !h.read.Load() {
+		h.read.Store(true)
+	}
+	if !h.beats.Load() && h.beats.CompareAndSwap(false, true) {
+		time.AfterFunc(h.every, h.next)
+		_, _, _ = syscall.Syscall(syscall.SYS_GETPID, 0, 0, 0) // is announced
+	}
+}
+
+// next sets the timer once more, or ends the heartbeat.
+func (h *heartbeat) next() {
+	if h.read.Swap(false) {
+		time.AfterFunc(h.every, h.next)
+		return
+	}
+	h.beats.Store(false)
+	if h.read.Load() { // meanwhile
+		h.beat()
 	}
 }
 
@@ -88,6 +124,7 @@ func (q *quiet) Read(b []byte) (int, error) {
 		return q.Conn.Read(b)
 	}
 	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
+	beating.beat()
 	if err == nil && n == 0 {
 		return 0, io.EOF
 	}

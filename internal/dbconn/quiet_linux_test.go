@@ -36,7 +36,7 @@ func pair(t *testing.T, network string) (ours, theirs net.Conn) {
 	if _, ok := ours.(*quiet); !ok {
 		t.Fatalf("the connection is a %T", ours)
 	}
-	Hush(ours)
+	hush(ours)
 	if theirs, err = listener.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestHushDoesNotDisturbAReadThatIsUnderWay(t *testing.T) {
 			read <- string(b[:n])
 		}()
 		<-begun
-		Hush(ours)
+		hush(ours)
 		if _, err := theirs.Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}
@@ -232,52 +232,50 @@ func TestConnectionOfACallersOwnKindStaysAsItIs(t *testing.T) {
 	}
 }
 
-// The contract of [Dial.Quiet]: the thread that a quiet read does not wake wakes with a timer, and
-// then nobody keeps the only processor.
-func TestTimerInterruptsACallerThatComputesAfterAQuietRead(t *testing.T) {
+// The thread that quiet reads do not wake wakes nevertheless, and then nobody keeps the only processor.
+func TestCallerThatComputesAfterAQuietReadIsInterrupted(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	ours, theirs := pair(t, "unix")
-	ours.(*quiet).hushed.Store(false) // while the session is set up, and nothing looks at leaders
-	end, err := theirs.(*net.UnixConn).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer end.Close()
-	other := exec.CommandContext(t.Context(), "sh", "-c", "sleep 0.2; echo x >&3; sleep 0.1; echo y >&3; sleep 0.1; echo")
-	other.ExtraFiles = []*os.File{end}
-	out, err := other.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var went atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = io.ReadAll(out)
-		went.Store(true)
-	}()
-	if _, err := ours.Read(make([]byte, 2)); err != nil { // the last answer of the set-up; all threads sleep until then
-		t.Fatal(err)
-	}
-	Hush(ours)
-	go func() { // as advisory.mux.attend
-		for !went.Load() {
-			time.Sleep(20 * time.Millisecond)
+	defer func(every time.Duration) { beating.every = every }(beating.every)
+	for reads, every := range map[int]time.Duration{1: beating.every, 2: time.Second} { // the heartbeat of the first read lasts until the second
+		for beating.beats.Load() { // that of an earlier test
+			time.Sleep(time.Millisecond)
 		}
-	}()
-	if _, err := ours.Read(make([]byte, 2)); err != nil { // the first call
-		t.Fatal(err)
+		beating.every = every
+		ours, theirs := pair(t, "unix")
+		end, err := theirs.(*net.UnixConn).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end.Close()
+		other := exec.CommandContext(t.Context(), "sh", "-c", "sleep 0.2; echo x >&3; sleep 0.1; echo y >&3; sleep 0.1; echo")
+		other.ExtraFiles = []*os.File{end}
+		out, err := other.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var went atomic.Bool
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = io.ReadAll(out)
+			went.Store(true)
+		}()
+		for range reads { // all threads sleep meanwhile
+			if _, err := ours.Read(make([]byte, 2)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for deadline := time.Now().Add(30 * time.Second); !went.Load() && time.Now().Before(deadline); { // computes
+		}
+		if !went.Load() {
+			t.Errorf("%d reads: nobody else had the processor while the caller computed", reads)
+		}
+		<-done
+		_ = other.Wait()
 	}
-	for deadline := time.Now().Add(time.Minute); !went.Load() && time.Now().Before(deadline); { // computes
-	}
-	if !went.Load() {
-		t.Error("nobody else had the processor while the caller computed")
-	}
-	<-done
-	_ = other.Wait()
 }
 
 // Blocked in a call that the scheduler does not know of, one thread would stop them all.

@@ -11,5 +11,5 @@ import (
 // quietly changes nothing but on Linux.
 func quietly(dial pgconn.DialFunc) pgconn.DialFunc { return dial }
 
-// Hush changes nothing but on Linux.
-func Hush(net.Conn) {}
+// hush changes nothing but on Linux.
+func hush(net.Conn) {}
