@@ -87,7 +87,7 @@ chaos: ## try to break all kinds of locks, and judge their histories (10 minutes
 	PGXLOCK_TEST_FAKETIME="$${PGXLOCK_TEST_FAKETIME-$$(scripts/faketime-tree)}" \
 	bin/chaos $(CHAOS)
 
-model: ## check the models of the protocol in docs/model with spin (about 4 minutes)
+model: ## check the models of the protocol in docs/model with spin (about 2 minutes)
 	@scripts/model
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 8 minutes; on a busy machine up to 5 times)
