@@ -294,7 +294,7 @@ func TestFenceOfALockThatIsNotHeldSendsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, through := testkit.Proxied(t, db)
-	lost := testkit.Acquire(t, testkit.NewLocker(t, through, nil), "lost", pgxlock.TTL(time.Second))
+	lost := grantedInTime(t, testkit.NewLocker(t, through, nil), "lost", pgxlock.TTL(time.Second))
 	p.Refuse() // no renewal any more
 	p.Cut()
 	pgtest.Until(t, "the local deadline has passed", func() bool { return lost.Err() != nil })
@@ -439,27 +439,29 @@ func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
-	locks := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Second})
-	lock := testkit.Acquire(t, locks, "k")
-	slow := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
-	tried := make(chan error, 1)
-	go func() {
-		_, err := locks.TryAcquire(t.Context(), "other")
-		tried <- err
-	}()
-	slow.Happened(t)
-	if err := lock.Err(); err != nil {
-		t.Fatal(err)
-	}
-	released := make(chan error, 1)
-	go func() { released <- lock.Release(t.Context()) }()
-	testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
-	slow.Resume()
-	if err := pgtest.Receive(t, "the release", released); err != nil {
-		t.Errorf("the lock was held until Release: %v", err)
-	}
-	if err := <-tried; err != nil {
-		t.Log(err) // whatever became of it
+	locks, others := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Second}), testkit.NewLocker(t, db, nil)
+	for held := false; !held; { // again where this machine stands still until the lease is over
+		lock := grantedInTime(t, locks, "k")
+		slow := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
+		tried := make(chan error, 1)
+		go func() {
+			_, err := locks.TryDo(t.Context(), "other", func(context.Context, *pgxlock.Lock) error { return nil })
+			tried <- err
+		}()
+		slow.Happened(t)
+		released := make(chan error, 1)
+		go func() { released <- lock.Release(t.Context()) }()
+		pgtest.Until(t, "the lock has ended", func() bool { return lock.Err() != nil })
+		held = errors.Is(lock.Err(), pgxlock.ErrReleased) // until Release was called
+		next := testkit.Acquire(t, others, "k")
+		slow.Resume()
+		if err := pgtest.Receive(t, "the release", released); held && err != nil {
+			t.Errorf("the lock was held until Release: %v", err)
+		}
+		if err := <-tried; err != nil {
+			t.Log(err) // whatever became of it
+		}
+		testkit.Release(t, next)
 	}
 }
 
