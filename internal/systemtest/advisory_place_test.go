@@ -76,7 +76,7 @@ func TestLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
 			if cfg == nil || cfg.TTL != time.Second { // who stands still for most of that has lost its locks, and rightly
 				testkit.UseAdvisory(t, locks, db, name)
 			}
-			lock := testkit.Acquire(t, locks, strings.Repeat("🔒", 255))
+			lock := grantedInTime(t, locks, strings.Repeat("🔒", 255))
 			if _, bounded := lock.Deadline(); bounded != (cfg == nil || cfg.TTL >= 0) {
 				t.Errorf("it has a deadline: %t", bounded)
 			}

@@ -329,7 +329,7 @@ func TestLeaseOutlivesAShortPauseOfThePoolerAndIsLostInALongOne(t *testing.T) {
 			}
 		}
 		locks := testkit.NewLocker(t, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
-		lock, short := testkit.Acquire(t, locks, "k", pgxlock.TTL(time.Hour)), testkit.Acquire(t, locks, "short", pgxlock.TTL(2*time.Second))
+		lock, short := testkit.Acquire(t, locks, "k", pgxlock.TTL(time.Hour)), grantedInTime(t, locks, "short", pgxlock.TTL(2*time.Second))
 		command("SET server_login_retry = 1") // a request to cancel that the pause ended counts as a failed login
 		command("PAUSE")
 		renewed := make(chan error, 1)
