@@ -94,8 +94,11 @@ func (q *Queue) enterLocked(l *localQueue) {
 	}
 }
 
+// publishedLocked reports whether the ticket is in the table, as far as is known.
+func (t *ticket) publishedLocked() bool { return t.number != 0 && !t.unsent }
+
 // wokenInTurnLocked reports whether the local queue is woken when its turn comes.
-func (t *ticket) wokenInTurnLocked() bool { return t.number != 0 && !t.unsent && t.queue.Listening() }
+func (t *ticket) wokenInTurnLocked() bool { return t.publishedLocked() && t.queue.Listening() }
 
 // addLocked publishes a ticket, or refreshes it. It queues the name of the lock: a local queue
 // that had many tickets since the last batch has one entry, and the next batch sends only the

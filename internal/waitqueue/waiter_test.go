@@ -216,15 +216,27 @@ func TestRefusedWaiterThatHearsNothingKnowsThatOthersHaveTheLock(t *testing.T) {
 	q := connected(t, db, nobody{})
 	q.listener.stop()
 	q.config.Backoff = func(int) time.Duration { return 0 }
+	resume := pgtest.Occupy(t, q.server.Runner.(session).Session)
 	var w Waiter
 	q.Begin(t.Context(), &w, hold.Request{}, nil)
 	defer w.End()
+	refused := func() {
+		t.Helper()
+		if err := w.Wait(name, &hold.Busy{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused()
 	if q.Contended(name) {
-		t.Fatal("contended before anybody was refused")
+		t.Error("contended before the queue was reached: callers here would leave a free lock to others, and wait for the queue")
 	}
-	if err := w.Wait(name, &hold.Busy{}); err != nil {
-		t.Fatal(err)
-	}
+	resume()
+	pgtest.Until(t, "its ticket is published", func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return w.position.local.ticket.publishedLocked()
+	})
+	refused()
 	if !q.Contended(name) {
 		t.Error("others have the lock, and it counts as not contended")
 	}

@@ -261,8 +261,11 @@ func (q *Queue) refused(l *localQueue) bool {
 	q.asking.Add(l.name)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.seeLocked(l.name)
-	return l.ticket != nil && l.ticket.first
+	t := l.ticket
+	if t != nil && t.publishedLocked() { // else callers here would leave a free lock to others, and wait for a queue that is not reached yet
+		q.seeLocked(l.name)
+	}
+	return t != nil && t.first
 }
 
 // asked records with the ticket that a try of the first waiter was refused, because a woken
