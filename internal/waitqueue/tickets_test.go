@@ -385,6 +385,22 @@ func TestTicketInFlightIsNotPublishedAgainForAnotherWaiter(t *testing.T) {
 	})
 }
 
+func TestWokenTicketIsNotLookedAtAfterClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q, sent := wakes()
+		q.mu.Lock()
+		q.lookAgainLocked(lockkey.Name{Key: "k"}, 7)
+		q.mu.Unlock()
+		q.Close()
+		time.Sleep(2 * clock.WakeTimeout)
+		synctest.Wait()
+		if n := sent.Load(); n != 0 {
+			t.Errorf("%d wake-ups were sent after Close", n)
+		}
+	})
+}
+
 func TestWakeUpThatFoundNobodyLooksAgainWhereOthersWantTheLock(t *testing.T) {
 	t.Parallel()
 	lock, lease := lockkey.Name{ID: lockkey.Identify("k")}, lockkey.Name{Key: "k"}

@@ -186,6 +186,9 @@ func (q *Queue) lookLater(d time.Duration) {
 	time.AfterFunc(d, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
+		if q.closed {
+			return
+		}
 		now, next := time.Now(), clock.WakeTimeout
 		for name, w := range q.woken {
 			if left := w.due.Sub(now); left > 0 {
@@ -195,7 +198,7 @@ func (q *Queue) lookLater(d time.Duration) {
 			delete(q.woken, name)
 			q.waking.Add(wakeUp{name: name, number: w.number})
 		}
-		if len(q.woken) > 0 && !q.closed {
+		if len(q.woken) > 0 {
 			q.lookLater(next)
 		}
 	})
