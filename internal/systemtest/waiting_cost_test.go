@@ -28,22 +28,33 @@ func TestQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 	testkit.Release(t, testkit.Acquire(t, locks, "connected"))
 	testkit.Release(t, testkit.Acquire(t, others, "connected"))
 	db.Exec(t, "alter function pgxlock_publish_batch rename to gone")
+	began := time.Now()
 	var waiting sync.WaitGroup
 	for _, locks := range []*pgxlock.Locker{locks, others} {
-		waiting.Go(func() {
-			if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
-				t.Error(err)
-			}
-		})
+		waiting.Go(func() { waitsFor3Seconds(t, locks) })
 	}
 	waiting.Wait()
 	asked, _, _ := asks.Counts()
 	published, _, _ := publishes.Counts()
-	t.Logf("%d asked, %d published in 3 s", asked, published)
-	if asked > 30 || published > 30 {
-		t.Errorf("asked %d times, published %d times in 3 s", asked, published)
+	passed := time.Since(began)
+	t.Logf("%d asked, %d published in %s", asked, published, passed)
+	if most := int(10 * passed.Seconds()); asked > most || published > most {
+		t.Errorf("asked %d times, published %d times in %s", asked, published, passed)
 	}
 	testkit.Release(t, lock)
+}
+
+// waitsFor3Seconds waits for k, which somebody else has: once more where this machine stands still
+// until the server's first answer would come too late.
+func waitsFor3Seconds(t *testing.T, locks *pgxlock.Locker) {
+	t.Helper()
+	err := pgxlock.ErrUnavailable
+	for tries := 0; errors.Is(err, pgxlock.ErrUnavailable) && tries < 5; tries++ {
+		_, err = locks.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second))
+	}
+	if !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Error(err)
+	}
 }
 
 // A prepared transaction holds an advisory lock: nobody can notify it.
@@ -89,17 +100,14 @@ func TestFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Release(t, lock)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	before, told := calls(), tells()
-	if _, err := waiter.Acquire(ctx, "k"); !errors.Is(err, pgxlock.ErrNotAcquired) {
-		t.Error(err)
-	}
+	before, told, began := calls(), tells(), time.Now()
+	waitsFor3Seconds(t, waiter)
 	_ = waiter.Close(t.Context())
 	testkit.UntilGone(t, db, "waiter")
-	t.Logf("%d asked, %d told in 3 s", calls()-before, tells()-told)
-	if n := calls() - before; n > 100 {
-		t.Errorf("asked %d times in 3 s", n)
+	passed := time.Since(began)
+	t.Logf("%d asked, %d told in %s", calls()-before, tells()-told, passed)
+	if n := calls() - before; n > int64(33*passed.Seconds()) {
+		t.Errorf("asked %d times in %s", n, passed)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Error(err)
