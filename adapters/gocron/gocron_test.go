@@ -30,7 +30,7 @@ func schedule(t *testing.T, name string, phase time.Duration, ran func(), option
 		t.Fatal(err)
 	}
 	first := time.Now().Truncate(time.Second).Add(2*time.Second + phase)
-	of = append(of, gocron.WithName(name), gocron.WithStartAt(gocron.WithStartDateTime(first)))
+	of = append(of, gocron.WithName(name), gocron.WithStartAt(gocron.WithStartDateTimePast(first)))
 	if _, err := s.NewJob(gocron.DurationJob(time.Second), gocron.NewTask(func() {
 		time.Sleep(time.Millisecond)
 		ran()
