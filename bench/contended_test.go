@@ -252,13 +252,17 @@ func TestEachWayContendsAndHandsOver(t *testing.T) {
 		s := newStage(server, 4)
 		defer func() { err = errors.Join(err, s.clear()) }()
 		ways := available(rivalries)
-		all, err := contend(t.Context(), s, ways, []setting{{2, 2, time.Millisecond, 2}, {1, 1, 0, 1}}, 50*time.Millisecond)
-		if err != nil {
-			return err
+		idle := func(w hotWay) bool { return w.perSecond() <= 0 }
+		var all []hotSetting
+		for again, tries := true, 0; again && tries < 5; tries++ { // where a machine stands still for a slice, nothing is granted in it
+			if all, err = contend(t.Context(), s, ways, []setting{{2, 2, time.Millisecond, 2}, {1, 1, 0, 1}}, 50*time.Millisecond); err != nil {
+				return err
+			}
+			again = slices.ContainsFunc(all, func(h hotSetting) bool { return slices.ContainsFunc(h.ways, idle) })
 		}
 		for _, h := range all {
 			for i, w := range h.ways {
-				if w.name != ways[i] || len(w.rates) != h.rounds || len(w.served) != h.processes || w.perSecond() <= 0 || w.most < w.p50 {
+				if w.name != ways[i] || len(w.rates) != h.rounds || len(w.served) != h.processes || idle(w) || w.most < w.p50 {
 					t.Errorf("%s: %+v", h, w)
 				}
 			}

@@ -5,7 +5,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -52,7 +51,7 @@ func TestFreeLockCostsFewAllocations(t *testing.T) {
 			most  float64
 		}{
 			{"Acquire", 1, pair(), most.one},
-			{"Acquire with MaxWait", 1, pair(pgxlock.MaxWait(time.Second)), most.maxWait},
+			{"Acquire with MaxWait", 1, pair(testkit.LongWait), most.maxWait},
 			{"AcquireAll of four keys", 4, four, most.four},
 		} {
 			limit := call.most
