@@ -99,12 +99,13 @@ type quiet struct {
 	net.Conn
 	raw      syscall.RawConn
 	hushed   atomic.Bool
+	beating  *heartbeat
 	in, out  transfer
 	from, to func(fd uintptr) bool // made once: each would be an allocation
 }
 
 func newQuiet(conn net.Conn, raw syscall.RawConn) *quiet {
-	q := &quiet{Conn: conn, raw: raw}
+	q := &quiet{Conn: conn, raw: raw, beating: &beating}
 	q.from = func(fd uintptr) bool { return q.in.once(syscall.SYS_READ, fd) }
 	q.to = func(fd uintptr) bool {
 		for len(q.out.rest) > 0 && q.out.err == 0 {
@@ -124,7 +125,7 @@ func (q *quiet) Read(b []byte) (int, error) {
 		return q.Conn.Read(b)
 	}
 	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
-	beating.beat()
+	q.beating.beat()
 	if err == nil && n == 0 {
 		return 0, io.EOF
 	}

@@ -235,13 +235,9 @@ func TestConnectionOfACallersOwnKindStaysAsItIs(t *testing.T) {
 // The thread that quiet reads do not wake wakes nevertheless, and then nobody keeps the only processor.
 func TestCallerThatComputesAfterAQuietReadIsInterrupted(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	defer func(every time.Duration) { beating.every = every }(beating.every)
 	for reads, every := range map[int]time.Duration{1: beating.every, 2: time.Second} { // the heartbeat of the first read lasts until the second
-		for beating.beats.Load() { // that of an earlier test
-			time.Sleep(time.Millisecond)
-		}
-		beating.every = every
 		ours, theirs := pair(t, "unix")
+		ours.(*quiet).beating = &heartbeat{every: every}
 		end, err := theirs.(*net.UnixConn).File()
 		if err != nil {
 			t.Fatal(err)
