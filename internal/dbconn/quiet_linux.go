@@ -125,6 +125,7 @@ func (q *quiet) Read(b []byte) (int, error) {
 		return q.Conn.Read(b)
 	}
 	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
+	afterRead()
 	q.beating.beat()
 	if err == nil && n == 0 {
 		return 0, io.EOF
@@ -136,6 +137,7 @@ func (q *quiet) Write(b []byte) (int, error) {
 	if !q.hushed.Load() {
 		return q.Conn.Write(b)
 	}
+	beforeWrite()
 	n, err := q.out.do(b, func() error { return q.raw.Write(q.to) })
 	return n, q.named("write", err)
 }

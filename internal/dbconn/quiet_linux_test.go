@@ -154,6 +154,27 @@ func TestHushDoesNotDisturbAReadThatIsUnderWay(t *testing.T) {
 	})
 }
 
+// As with sockets themselves. The race detector judges this.
+func TestQuietReadFollowsTheWritesBeforeIt(t *testing.T) {
+	eachSocket(t, func(t *testing.T, ours, theirs net.Conn) {
+		b, changed := make([]byte, 1), 0
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = io.ReadFull(theirs, b)
+			changed++
+			_, _ = theirs.Write(b)
+		}()
+		changed++
+		_, _ = ours.Write([]byte("x"))
+		_, _ = io.ReadFull(ours, make([]byte, 1))
+		if changed++; changed != 3 {
+			t.Error(changed)
+		}
+		<-done
+	})
+}
+
 // What went wrong is said as by the socket itself: callers see it in ErrUnavailable.
 func TestQuietErrorsAreThoseOfTheSocket(t *testing.T) {
 	for name, c := range map[string]struct {

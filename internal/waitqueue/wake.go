@@ -256,19 +256,17 @@ func (q *Queue) enterIfWaiting(name lockkey.Name) {
 
 // refused records that a try of the first waiter was refused. It notifies the holder of an
 // advisory lock. It reports whether the waiter must poll: not every holder of an advisory lock
-// announces its release.
+// announces its release. Until the ticket is published, callers here would leave a free lock to
+// others, and wait for a queue that is not reached yet.
 func (q *Queue) refused(l *localQueue) bool {
-	if l.name.Kind() == 0 || !q.installed() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l.name.Kind() == 0 || l.ticket == nil || !l.ticket.publishedLocked() {
 		return false
 	}
 	q.asking.Add(l.name)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	t := l.ticket
-	if t != nil && t.publishedLocked() { // else callers here would leave a free lock to others, and wait for a queue that is not reached yet
-		q.seeLocked(l.name)
-	}
-	return t != nil && t.first
+	q.seeLocked(l.name)
+	return l.ticket.first
 }
 
 // asked records with the ticket that a try of the first waiter was refused, because a woken

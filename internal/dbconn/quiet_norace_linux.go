@@ -1,0 +1,7 @@
+//go:build !race
+
+package dbconn
+
+func afterRead() {}
+
+func beforeWrite() {}
