@@ -258,9 +258,9 @@ func TestGrantsWhileNobodyListensCheckWhetherOthersWait(t *testing.T) {
 			}
 		}
 		granted("a first grant", hot, 0)
-		time.Sleep(handOverTime - 1)
+		time.Sleep(handOverTime - time.Nanosecond)
 		granted("another soon", hot, 0)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		granted("another later", hot, 1)
 		time.Sleep(handOverTime)
 		granted("a first grant of another lock", other, 1)
