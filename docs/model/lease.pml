@@ -19,7 +19,7 @@
  *   -DANY_ANSWER      an answer counts whenever it comes
  *   -DNO_ERA          tokens do not carry the timeline and the epoch
  *   -DEARLY_TOKEN     a token is drawn before the guard
- *   -DKEEPS           who leaves the lease to another caller believes in it until that has it
+ *   -DKEEPS           a caller that leaves the lease to another believes in it until that one has it
  *   -DSAME_TOKEN      that caller gets the token of the release
  *
  * What keeps the number of states small, and why no order is lost (README.md, "What is left out of the states"):

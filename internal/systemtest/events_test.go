@@ -33,13 +33,6 @@ func (r *recorder) observe(_ context.Context, e pgxlock.Event) {
 	r.events = append(r.events, e)
 }
 
-// forget drops the events since the last call of take.
-func (r *recorder) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.events = nil
-}
-
 // take returns the events since the last call, and checks what all of them have.
 func (r *recorder) take(t *testing.T, ops ...pgxlock.EventOp) []pgxlock.Event {
 	t.Helper()

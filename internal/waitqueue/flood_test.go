@@ -119,9 +119,7 @@ func TestFloodOfNotificationsCostsTheirReceiptAndHidesNoTrueOne(t *testing.T) {
 	for i := range 100 {
 		waiters = append(waiters, q.join(lockkey.Name{Key: fmt.Sprintf("k%d", i)}, &hold.Busy{}, nil, hold.Exclusive))
 	}
-	q.mu.Lock()
 	client := q.client.Load()
-	q.mu.Unlock()
 	last := fmt.Sprintf("1:1:%d", lastWanted.ID.Number)
 	send := func(holder, client string) {
 		t.Helper()

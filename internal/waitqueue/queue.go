@@ -50,9 +50,9 @@ type Queue struct {
 	queued   map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
 	woken    map[lockkey.Name]wokenTicket
 	looking  map[lockkey.Name]*dueLook // of locks whose wake-ups found nobody
-	unheard  unheardGrant
-	timer    *time.Timer // refreshes all tickets
-	failing  bool        // the last try to publish tickets failed
+	unheard  unheardGrant              // the last one that was recorded
+	timer    *time.Timer               // refreshes all tickets
+	failing  bool                      // the last try to publish tickets failed
 	closed   bool
 }
 

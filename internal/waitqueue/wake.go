@@ -259,9 +259,12 @@ func (q *Queue) enterIfWaiting(name lockkey.Name) {
 // announces its release. Until the ticket is published, callers here would leave a free lock to
 // others, and wait for a queue that is not reached yet.
 func (q *Queue) refused(l *localQueue) bool {
+	if l.name.Kind() == 0 {
+		return false
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l.name.Kind() == 0 || l.ticket == nil || !l.ticket.publishedLocked() {
+	if l.ticket == nil || !l.ticket.publishedLocked() {
 		return false
 	}
 	q.asking.Add(l.name)
