@@ -19,6 +19,7 @@ type call struct {
 	bound   bool   // it makes sense only in the session for which it was made
 	retried bool   // it was sent once, and has no answer
 	brief   bool   // its caller does not wait long for a connection
+	joins   bool   // it is sent with the next call: that of the caller the lock is left to
 	state   atomic.Int32
 
 	answers []answer

@@ -10,6 +10,18 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
+// Where callers here wait for a lock, and it is still their turn, its release waits in the mux's queue for
+// the try of the next one, and goes in the same message.
+
+// Return implements [hold.Release]. From the handover on a.mu is locked until the release is queued.
+func (a *Locks) Return() {
+	go func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.mux.rouse()
+	}()
+}
+
 // Had reports, without a mutex, whether this process has a lock, requests it, or had it within
 // knownFor.
 func (a *Locks) Had(id lockkey.ID) bool { return a.known.Has(id) }

@@ -67,6 +67,89 @@ func (p *process) tryTurn(t *testing.T, key string, turn hold.Turn) (*hold.Hold,
 	return attempts[0].Hold, busy
 }
 
+// A handingQueue leaves each lock to a caller that is next, which is the test.
+type handingQueue struct {
+	noQueue
+	left  chan hold.Release
+	leave func(hold.Release) // how it leaves at once; nil: it does not
+}
+
+func (q handingQueue) HandOver(_ lockkey.Name, r hold.Release) bool {
+	if q.leave != nil {
+		q.leave(r)
+	}
+	q.left <- r
+	return true
+}
+
+func TestReleaseIsSentWithTheTryOfTheCallerThatIsNext(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for name, cfg := range map[string]Config{"as a function call": {}, "in a batch": {SessionPooler: true}} {
+		p, q := connected(t, db.Pool, cfg), handingQueue{left: make(chan hold.Release, 1)}
+		sent := func() int {
+			p.mux.mu.Lock()
+			defer p.mux.mu.Unlock()
+			return p.mux.sends
+		}
+		lock := mustAcquire(t, p, name, hold.Exclusive)
+		p.host.Queue = q
+		before, released := sent(), make(chan error, 1)
+		go func() { released <- lock.release() }()
+		turn := hold.Turn{Handed: true, Release: <-q.left}
+		if _, busy := p.tryTurn(t, name, turn); busy != nil {
+			t.Fatalf("%s: refused: %+v", name, busy)
+		}
+		if err := pgtest.Receive(t, "the end of the release", released); err != nil {
+			t.Errorf("%s: release: %v", name, err)
+		}
+		if got := sent() - before; got != 1 {
+			t.Errorf("%s: %d messages for a release and a try, want 1", name, got)
+		}
+	}
+}
+
+// Otherwise it would wait for another call, and the lock for its release.
+func TestReleaseIsSentIfTheCallerThatIsNextLeaves(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	other := connected(t, db.Pool, Config{})
+	for what, end := range map[string]func(p *process, left hold.Release){
+		"the caller leaves at once":            nil,
+		"the caller leaves":                    func(_ *process, left hold.Release) { left.Return() },
+		"it leaves after the Locker's closing": func(p *process, left hold.Release) { p.closing(); left.Return() },
+		"the Locker is closed":                 func(p *process, _ hold.Release) { _ = p.Close(t.Context()) },
+	} {
+		p, q := connected(t, db.Pool, Config{}), handingQueue{left: make(chan hold.Release, 1)}
+		if end == nil {
+			q.leave = func(left hold.Release) {
+				left.Return()
+				pgtest.Until(t, what, func() bool {
+					p.mux.mu.Lock()
+					defer p.mux.mu.Unlock()
+					return !p.mux.led || p.mux.idle
+				})
+			}
+		}
+		lock, discarded := mustAcquire(t, p, what, hold.Exclusive), mustAcquire(t, p, what+" later", hold.Exclusive)
+		p.host.Queue = q
+		released := make(chan error, 1)
+		go func() { released <- lock.release() }()
+		left := <-q.left
+		p.Discard(discarded.Hold) // not before the release is queued
+		<-q.left
+		if end != nil {
+			end(p, left)
+		}
+		if err := pgtest.Receive(t, what+": the end of the release", released); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		for _, key := range []string{what, what + " later"} {
+			mustAcquire(t, other, key, hold.Exclusive)
+		}
+	}
+}
+
 func TestTurnRunsForTheWakeTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -135,22 +135,36 @@ func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queue = append(m.queue, c)
-	if !m.led && m.conn != nil {
+	if !m.led && m.conn != nil && !c.joins {
 		m.led, m.leader = true, c
 		c.state.CompareAndSwap(callQueued, callLeads)
 		return true
 	}
 	m.expectWake(c)
 	m.timeLocked(c)
+	if !c.joins {
+		m.rouseLocked()
+	}
+	return false
+}
+
+// rouse has the queued calls sent.
+func (m *mux) rouse() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.rouseLocked()
+}
+
+// rouseLocked makes a goroutine lead, or hand on the lead, if nothing else leads.
+func (m *mux) rouseLocked() {
 	switch {
 	case m.idle:
 		m.idle = false
 		m.conn.interrupt()
 	case !m.led:
 		m.led = true
-		go m.reconnect()
+		go m.pass()
 	}
-	return false
 }
 
 // lead sends the queued calls until own is settled or its caller has left, and hands the lead
@@ -573,14 +587,7 @@ func (m *mux) close(ctx context.Context) error {
 	}
 	m.closed = true
 	m.stop()
-	switch {
-	case m.idle:
-		m.idle = false
-		m.conn.interrupt()
-	case !m.led:
-		m.led = true
-		go m.pass()
-	}
+	m.rouseLocked()
 	m.mu.Unlock()
 	select {
 	case <-m.gone:

@@ -78,7 +78,8 @@ func (a *Locks) removeLocked(e *entry) *call {
 	a.dropLocked(e.id)
 	e.granted = false
 	name := lockkey.Name{ID: e.id}
-	if !a.host.Queue.HandOver(name, nil) && (a.host.Queue.Freed(name) || e.wanted) {
+	e.back.joins = a.host.Queue.HandOver(name, a)
+	if !e.back.joins && (a.host.Queue.Freed(name) || e.wanted) {
 		a.yieldLocked(e)
 	}
 	e.ask1[0] = e.unlock()
