@@ -11,9 +11,9 @@ import (
 )
 
 // Of an advisory lock a Locker may serve more, until it knows that others wait.
-func TestTurnOfALeaseServesFourCallersOfALockerThenThoseOfTheNext(t *testing.T) {
+func TestTurnOfALeaseServesCallersOfALockerThenThoseOfTheNext(t *testing.T) {
 	t.Parallel()
-	const callers, most = 6, 4
+	const callers, most = 18, 16
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	testkit.KeepTurns(t, db)
 	lock := testkit.Acquire(t, testkit.Listening(t, db, "holder"), "k")

@@ -24,23 +24,38 @@ import (
 const handOverTime = 100 * time.Millisecond
 
 // mostInTurn is how many callers of one process a turn serves. From one process to another a lock
-// takes several times as long as from one caller to the next here. With four, a process with one
-// caller beside ones with many still gets more than a quarter of an equal share of the grants.
-const mostInTurn = 4
+// takes ten times as long as from one caller to the next here, and with 16 each caller of a process
+// that has so many is served as often as a process that has one.
+const mostInTurn = 16
+
+// joinTime is for how long callers that come later may join a turn. So callers that keep a lock for
+// no time pass it on more often among themselves than between processes, and a waiter elsewhere loses
+// less than it would to one more turn.
+const joinTime = 2 * time.Millisecond
 
 // A turn begins with a grant of an exclusive lock to the first waiter of a local queue. It serves the
-// callers that wait there by then, mostInTurn at most, and within handOverTime: each releases the lock
-// for the next one.
+// callers that wait there by then, and those that come within joinTime, mostInTurn at most, and within
+// handOverTime: each releases the lock for the next one.
 type turn struct {
-	left    int       // how many it may still serve
-	until   time.Time // it hands over no more
-	handed  bool      // the lock is left to the first waiter, which has not tried since
+	left    int // how many it may still serve
+	waited  int // how many of them waited when it began
+	began   time.Time
+	handed  bool // the lock is left to the first waiter, which has not tried since
 	release hold.Release
 }
 
 // beginLocked begins a turn with the grant to the first waiter.
 func (t *turn) beginLocked(l *localQueue) {
-	*t = turn{left: min(l.waiters.Len(), mostInTurn) - 1, until: time.Now().Add(handOverTime)}
+	*t = turn{left: mostInTurn - 1, waited: l.waiters.Len() - 1, began: time.Now()}
+}
+
+// goesOnLocked reports whether the turn may serve one more caller.
+func (t *turn) goesOnLocked() bool {
+	most := handOverTime
+	if t.waited <= 0 {
+		most = joinTime
+	}
+	return t.left > 0 && time.Since(t.began) <= most
 }
 
 // HandOver implements [hold.Queue].
@@ -51,7 +66,7 @@ func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.locals[name]
-	if l == nil || !l.owned || l.turn.left == 0 || time.Now().After(l.turn.until) {
+	if l == nil || !l.owned || !l.turn.goesOnLocked() {
 		return false
 	}
 	next := l.waiters.Front().Value.(*position)
@@ -60,6 +75,7 @@ func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 	}
 	l.freedLocked()
 	l.turn.left--
+	l.turn.waited--
 	l.turn.handed, l.turn.release = true, release
 	next.signal()
 	return true

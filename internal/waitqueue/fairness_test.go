@@ -37,31 +37,48 @@ func wakes() (*Queue, *atomic.Int32) {
 	})), &n
 }
 
-var exclusively = []hold.Mode{hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive, hold.Exclusive}
+var exclusively = make([]hold.Mode, mostInTurn+2)
 
-func TestTurnServesFourCallersThatWaitedWhenItBegan(t *testing.T) {
+func TestTurnServesCallersThatWaitedWhenItBeganOrCameSoonAfter(t *testing.T) {
 	t.Parallel()
 	name := lockkey.Name{Key: "k"}
-	for waiting, want := range map[int]int{1: 1, 2: 2, 4: 4, 6: 4} {
-		q := newLocal()
-		all := resting(q, name, exclusively[:waiting]...)
-		all[0].granted(0, true)
-		served := 1
-		all = append(all, resting(q, name, hold.Exclusive)...) // it came later
-		for q.HandOver(name, nil) {
-			if got := all[served].try(); !got.Handed || got.Ticket != 0 {
-				t.Fatalf("of %d: its try carries %+v", waiting, got)
+	for what, c := range map[string]struct {
+		waiting, later int
+		held           time.Duration // by the first
+		want           int
+	}{
+		"nobody else":                    {waiting: 1, want: 1},
+		"another one":                    {waiting: 2, want: 2},
+		"a turn of them":                 {waiting: mostInTurn, want: mostInTurn},
+		"more":                           {waiting: mostInTurn + 2, want: mostInTurn},
+		"others that come soon":          {waiting: 2, later: 3, want: 5},
+		"more that come soon":            {waiting: 2, later: mostInTurn, want: mostInTurn},
+		"others that come late":          {waiting: 2, later: 3, held: joinTime + 1, want: 2},
+		"some that wait for a long hold": {waiting: mostInTurn, later: 3, held: handOverTime, want: mostInTurn},
+		"some that wait for too long":    {waiting: mostInTurn, held: handOverTime + 1, want: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			q := newLocal()
+			all := resting(q, name, exclusively[:c.waiting]...)
+			all[0].granted(0, true)
+			all = append(all, resting(q, name, exclusively[:c.later]...)...)
+			time.Sleep(c.held)
+			served := 1
+			for q.HandOver(name, nil) {
+				if got := all[served].try(); !got.Handed || got.Ticket != 0 {
+					t.Fatalf("%s: its try carries %+v", what, got)
+				}
+				all[served].granted(0, true)
+				served++
 			}
-			all[served].granted(0, true)
-			served++
-		}
-		if served != want {
-			t.Errorf("%d of %d were served, want %d", served, waiting, want)
-		}
-		q.Freed(name)
-		if got := all[served].try(); got.Handed {
-			t.Errorf("of %d: the lock is left to another one after the turn", waiting)
-		}
+			if served != c.want {
+				t.Errorf("%s: %d were served, want %d", what, served, c.want)
+			}
+			q.Freed(name)
+			if served < len(all) && all[served].try().Handed {
+				t.Errorf("%s: the lock is left to another one after the turn", what)
+			}
+		})
 	}
 }
 
@@ -139,7 +156,7 @@ func TestTicketOfTheNextTurnIsDrawnWhenATurnBegins(t *testing.T) {
 		q.enter(all[0].local)
 		all[0].granted(0, true)
 		q.mu.Lock()
-		all[0].local.turn.until = time.Now().Add(time.Hour) // a slow server does not end the turn
+		all[0].local.turn.began = time.Now().Add(time.Hour) // a slow server does not end the turn
 		q.mu.Unlock()
 		number := func() (n int64) {
 			q.mu.Lock()
