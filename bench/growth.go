@@ -410,7 +410,8 @@ func (g *growth) expectation() string {
 		processes(most.processes), rate(most.ways[0].perSecond()), rate(most.ways[1].perSecond()))
 	say("%s µs of the program's processors with %s, and %s µs with %s.\n\n",
 		inMicros(one.ways[0].used.client), processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
-	say("A key that all callers want has one holder at a time: more callers wait longer, and get no more grants together.\n")
+	say("A key that all callers want has one holder at a time. Callers of one process pass it on in one message; from process\n")
+	say("to process it takes several, and a notification: so few processes of many callers get more than many of one caller.\n")
 	say("With %s of %d callers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
 	for _, w := range g.hot.ways {
 		say("- %s: %s grants/s; a caller waits %s (median), and %s (99 of 100).\n", w.name, rate(w.perSecond()), brief(w.p50), brief(w.p99))
