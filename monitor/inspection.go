@@ -116,6 +116,16 @@ func (in *inspection) read(ctx context.Context, name statements.Name, to []any, 
 	return err
 }
 
+// role returns the role that lacks a right: SET ROLE, or the connection, may have named another one
+// than logged in.
+func (in *inspection) role(ctx context.Context) string {
+	role, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.ConnReadOnly, statements.MonitorRole), pgx.RowTo[string])
+	if err != nil {
+		return in.conn.Config().User
+	}
+	return role
+}
+
 // tooMany says why rows are left out: the statements in sql/monitor read so many at most.
 func tooMany(most int) error {
 	return fmt.Errorf("%w than %d, or than 32 MiB, and the others are left out; ask for one key or a prefix", ErrTooMany, most)
@@ -384,7 +394,8 @@ func (in *inspection) server(ctx context.Context, load *Load, what string) (at t
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
-		in.miss(what+" of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", in.conn.Config().User, pgx.Identifier{in.conn.Config().User}.Sanitize()))
+		role := in.role(ctx)
+		in.miss(what+" of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", role, pgx.Identifier{role}.Sanitize()))
 	}
 	return at, err
 }

@@ -102,6 +102,7 @@ const (
 	MonitorLeases    Name = "monitor/leases"
 	MonitorMigrators Name = "monitor/migrators"
 	MonitorNames     Name = "monitor/names"
+	MonitorRole      Name = "monitor/role"
 	MonitorServer    Name = "monitor/server"
 	MonitorSession   Name = "monitor/session"
 	MonitorSettings  Name = "monitor/settings"

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -314,14 +315,21 @@ func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
 	}
 	testkit.ExecOn(t, later, "select 1")
 
-	// Who may not see when it began cannot tell, and is told what to do.
+	// A role that may not see when it began cannot tell, and is told what to do, also where another one logged in.
 	role, theirs := login(t, db)
-	unknown, err := testkit.NewMonitor(t, theirs, nil).Session(t.Context(), pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := testkit.NewMonitor(t, theirs, nil).Terminate(t.Context(), unknown, "why"); err == nil || !strings.Contains(err.Error(), "GRANT pg_monitor") || !strings.Contains(err.Error(), role) {
-		t.Errorf("%v", err)
+	inRole := &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }), URL: db.URL, Name: db.Name}
+	for _, db := range []*pgtest.DB{theirs, inRole} {
+		mon := testkit.NewMonitor(t, db, nil)
+		unknown, err := mon.Session(t.Context(), pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := mon.Terminate(t.Context(), unknown, "why"); err == nil || !strings.Contains(err.Error(), "GRANT pg_monitor") || strings.Count(err.Error(), role) != 2 {
+			t.Errorf("%v", err)
+		}
+		if missing := strings.Join(testkit.Snapshot(t, mon).Missing, "\n"); !strings.Contains(missing, `GRANT pg_monitor TO "`+role+`"`) {
+			t.Error(missing)
+		}
 	}
 }
 

@@ -1,0 +1,2 @@
+-- The role whose rights count.
+SELECT current_user::text
