@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -181,15 +182,19 @@ func origin(flag string, getenv func(string) string) string {
 	if u, err := url.Parse(connString); err == nil && u.Query().Get("service") != "" {
 		service = u.Query().Get("service")
 	}
-	if connString == "" {
-		var set []string
-		for _, variable := range []string{"PGHOST", "PGPORT", "PGUSER", "PGDATABASE"} {
-			if getenv(variable) != "" {
-				set = append(set, variable)
-			}
+	var set []string
+	for _, variable := range []string{"PGHOST", "PGPORT", "PGUSER", "PGDATABASE"} {
+		if connString == "" && getenv(variable) != "" {
+			set = append(set, variable)
 		}
-		name = strings.Join(set, ", ")
 	}
+	if getenv("PGOPTIONS") != "" && !gives(connString, "options") {
+		set = append(set, "PGOPTIONS")
+	}
+	if connString != "" {
+		set = append([]string{name}, set...)
+	}
+	name = strings.Join(set, ", ")
 	switch {
 	case service != "" && name != "":
 		return name + fmt.Sprintf(" and of service %q", service)
@@ -199,6 +204,28 @@ func origin(flag string, getenv func(string) string) string {
 		return "the defaults: --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL and PG* name none"
 	}
 	return name
+}
+
+// originOfPassword says from where the password comes, if it is not in the connection string.
+func originOfPassword(flag, password string, getenv func(string) string) string {
+	_, connString := sourceOf(flag, getenv)
+	switch {
+	case gives(connString, "password"):
+		return ""
+	case getenv("PGPASSWORD") == password:
+		return "PGPASSWORD"
+	}
+	return "a service file or a passfile (PGPASSFILE, ~/.pgpass)"
+}
+
+// gives reports whether a connection string has a word.
+func gives(connString, word string) bool {
+	u, err := url.Parse(connString)
+	if err != nil || u.Scheme == "" {
+		return regexp.MustCompile(`(^|\s)` + word + `\s*=`).MatchString(connString)
+	}
+	_, has := u.User.Password()
+	return has && word == "password" || u.Query().Has(word)
 }
 
 // unreadable says which source makes that a connection string cannot be read: it, or a variable that fills in what it leaves open.

@@ -154,9 +154,11 @@ func unavailable(err error) bool {
 // flags, and which connection it is about.
 func describe(flags *pflag.FlagSet, err error) string {
 	text := explain(flags, err)
-	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected {
-		if url := flags.Lookup("database-url"); url != nil {
-			text += "; the connection is that of " + origin(url.Value.String(), os.Getenv)
+	failed, unconnected := errors.AsType[*pgconn.ConnectError](err)
+	if url := flags.Lookup("database-url"); unconnected && url != nil {
+		text += "; the connection is that of " + origin(url.Value.String(), os.Getenv)
+		if password := failed.Config.Password; password != "" && wrongPassword(failed) {
+			text += after(", the password that of ", originOfPassword(url.Value.String(), password, os.Getenv))
 		}
 	}
 	return text

@@ -111,13 +111,18 @@ func standby(err error) bool {
 	return errors.Is(err, pgxlock.ErrReadOnly) || errors.Is(err, pgconn.ErrStandbyConnection)
 }
 
+// wrongPassword reports whether a server refused the password.
+func wrongPassword(err error) bool {
+	return slices.Contains(slices.Collect(lockerr.States(err)), pgerrcode.InvalidPassword)
+}
+
 // reconnect says what to do about a connection that failed.
 func reconnect(err error) string {
 	_, unknown := errors.AsType[*net.DNSError](err)
 	states := slices.Collect(lockerr.States(err))
 	failed, _ := errors.AsType[*pgconn.ConnectError](err)
 	switch {
-	case failed != nil && failed.Config.Password == "" && slices.Contains(states, pgerrcode.InvalidPassword):
+	case failed != nil && failed.Config.Password == "" && wrongPassword(err):
 		return "no password was given: put it into PGPASSWORD, ~/.pgpass, a service file or the connection string"
 	case lockerr.Denied(err):
 		return lockerr.Remedy(err)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -83,6 +85,20 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 			}
 		}
 	}
+	passfile := filepath.Join(t.TempDir(), "pgpass")
+	if err := os.WriteFile(passfile, []byte("*:*:*:*:guess\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for password, from := range map[string]string{
+		"PGPASSWORD=guess": "PGPASSWORD", "PGPASSFILE=" + passfile: "a service file or a passfile (PGPASSFILE, ~/.pgpass)",
+	} {
+		r := execute(t, []string{"DATABASE_URL=" + without.String(), password}, "ls")
+		if r.want(t, exitDenied, "", ", the password that of "+from+"\n"); strings.Contains(r.stderr, "guess") {
+			t.Errorf("%s: %q", from, r.stderr)
+		}
+	}
+	r := execute(t, []string{"DATABASE_URL=" + right, "PGOPTIONS=-c nosuch=1"}, "ls")
+	r.want(t, exitDenied, "", `"nosuch" (SQLSTATE 42704); the server refuses a setting of the connection string; correct it, or leave it out; the connection is that of DATABASE_URL, PGOPTIONS`)
 	address := hostPort(t, right)
 	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
 		wantUnconnected(t, fmt.Sprintf("postgres://postgres:guess@%s/postgres?sslmode=%s", address, sslmode), exitDenied,
