@@ -13,7 +13,7 @@ import (
 // Of an advisory lock a Locker may serve more, until it knows that others wait.
 func TestTurnOfALeaseServesCallersOfALockerThenThoseOfTheNext(t *testing.T) {
 	t.Parallel()
-	const callers, most = 18, 16
+	const callers, sure, most = 18, 4, 16
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	testkit.KeepTurns(t, db)
 	lock := testkit.Acquire(t, testkit.Listening(t, db, "holder"), "k")
@@ -39,9 +39,10 @@ func TestTurnOfALeaseServesCallersOfALockerThenThoseOfTheNext(t *testing.T) {
 	testkit.UntilWaiting(t, db, "k", 2*callers)
 	testkit.Release(t, lock)
 	all.Wait()
-	want := append(slices.Repeat([]int{0}, most), slices.Repeat([]int{1}, most)...)
-	if len(order) != 2*callers || !slices.Equal(order[:2*most], want) {
-		t.Errorf("served: %v, want %v first", order, want)
+	first := slices.Index(order, 1)
+	second := slices.Index(order[max(first, 0):], 0)
+	if len(order) != 2*callers || first < sure || first > most || second < sure || second > most {
+		t.Errorf("served: %v, want %d to %d callers of each Locker in turn", order, sure, most)
 	}
 	testkit.NoTickets(t, db)
 }

@@ -23,22 +23,22 @@ import (
 // lock nobody else wants.
 const handOverTime = 100 * time.Millisecond
 
-// mostInTurn is how many callers of one process a turn serves. From one process to another a lock
-// takes ten times as long as from one caller to the next here, and with 16 each caller of a process
-// that has so many is served as often as a process that has one.
-const mostInTurn = 16
+// A turn serves sureInTurn of the callers that waited when it began, within handOverTime, and mostInTurn
+// callers while it is younger than shortTurn. From one process to another a lock takes ten times as
+// long as from one caller to the next here, so callers that keep it for a moment get many times as much
+// together, and a waiter elsewhere loses little. Where they keep it for longer that gains nothing, and a
+// process of one caller beside ones of many has more than a quarter of an equal share of the grants.
+const (
+	sureInTurn = 4
+	mostInTurn = 16
+	shortTurn  = 10 * time.Millisecond
+)
 
-// joinTime is for how long callers that come later may join a turn. So callers that keep a lock for
-// no time pass it on more often among themselves than between processes, and a waiter elsewhere loses
-// less than it would to one more turn.
-const joinTime = 2 * time.Millisecond
-
-// A turn begins with a grant of an exclusive lock to the first waiter of a local queue. It serves the
-// callers that wait there by then, and those that come within joinTime, mostInTurn at most, and within
-// handOverTime: each releases the lock for the next one.
+// A turn begins with a grant of an exclusive lock to the first waiter of a local queue. Each caller that
+// it serves releases the lock for the next one.
 type turn struct {
 	left    int // how many it may still serve
-	waited  int // how many of them waited when it began
+	sure    int // how many of them it serves even if it is no short turn
 	began   time.Time
 	handed  bool // the lock is left to the first waiter, which has not tried since
 	release hold.Release
@@ -46,16 +46,16 @@ type turn struct {
 
 // beginLocked begins a turn with the grant to the first waiter.
 func (t *turn) beginLocked(l *localQueue) {
-	*t = turn{left: mostInTurn - 1, waited: l.waiters.Len() - 1, began: time.Now()}
+	*t = turn{left: mostInTurn - 1, sure: min(l.waiters.Len(), sureInTurn) - 1, began: time.Now()}
 }
 
 // goesOnLocked reports whether the turn may serve one more caller.
 func (t *turn) goesOnLocked() bool {
-	most := handOverTime
-	if t.waited <= 0 {
-		most = joinTime
+	lasts := shortTurn
+	if t.sure > 0 {
+		lasts = handOverTime
 	}
-	return t.left > 0 && time.Since(t.began) <= most
+	return t.left > 0 && time.Since(t.began) <= lasts
 }
 
 // HandOver implements [hold.Queue].
@@ -75,7 +75,7 @@ func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 	}
 	l.freedLocked()
 	l.turn.left--
-	l.turn.waited--
+	l.turn.sure--
 	l.turn.handed, l.turn.release = true, release
 	next.signal()
 	return true

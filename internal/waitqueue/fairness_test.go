@@ -39,7 +39,7 @@ func wakes() (*Queue, *atomic.Int32) {
 
 var exclusively = make([]hold.Mode, mostInTurn+2)
 
-func TestTurnServesCallersThatWaitedWhenItBeganOrCameSoonAfter(t *testing.T) {
+func TestTurnServesManyCallersForAMomentAndFewForLonger(t *testing.T) {
 	t.Parallel()
 	name := lockkey.Name{Key: "k"}
 	for what, c := range map[string]struct {
@@ -47,15 +47,15 @@ func TestTurnServesCallersThatWaitedWhenItBeganOrCameSoonAfter(t *testing.T) {
 		held           time.Duration // by the first
 		want           int
 	}{
-		"nobody else":                    {waiting: 1, want: 1},
-		"another one":                    {waiting: 2, want: 2},
-		"a turn of them":                 {waiting: mostInTurn, want: mostInTurn},
-		"more":                           {waiting: mostInTurn + 2, want: mostInTurn},
-		"others that come soon":          {waiting: 2, later: 3, want: 5},
-		"more that come soon":            {waiting: 2, later: mostInTurn, want: mostInTurn},
-		"others that come late":          {waiting: 2, later: 3, held: joinTime + 1, want: 2},
-		"some that wait for a long hold": {waiting: mostInTurn, later: 3, held: handOverTime, want: mostInTurn},
-		"some that wait for too long":    {waiting: mostInTurn, held: handOverTime + 1, want: 1},
+		"nobody else":                {waiting: 1, want: 1},
+		"another one":                {waiting: 2, want: 2},
+		"more than it serves":        {waiting: mostInTurn + 2, want: mostInTurn},
+		"later ones":                 {waiting: 2, later: 3, held: shortTurn, want: 5},
+		"too many later ones":        {waiting: 2, later: mostInTurn, want: mostInTurn},
+		"later ones, a long hold":    {waiting: 2, later: 3, held: shortTurn + 1, want: 2},
+		"many, a long hold":          {waiting: mostInTurn, held: handOverTime, want: sureInTurn},
+		"another, a longer hold":     {waiting: 2, held: handOverTime + 1, want: 1},
+		"nobody waited, a long hold": {waiting: 1, later: 3, held: shortTurn + 1, want: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			q := newLocal()
