@@ -226,7 +226,8 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // Close returns ctx's error. Do not call Close inside Do, which would wait for itself. A second
 // Close waits for the first, until its own ctx ends. Calls that wait return [ErrClosed] at
 // once; an Acquire of a lease whose context cannot end may first wait for the server's answer,
-// 5 s, or on a slow server up to 30 s.
+// 5 s, or on a slow server up to 30 s. Without Close, waiters of other processes may notice the
+// last releases of a process that ends a second late.
 func (l *Locker) Close(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("close", "", err)
