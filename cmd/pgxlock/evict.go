@@ -125,8 +125,9 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 		return fmt.Errorf("%s belongs to pgxlock itself (%s); evict the holder of the lock that it is for, pgxlock watch shows it; %w", shown(h.Key), h.Label, errNotEvicted)
 	}
 	var gone bool
+	freed := []pgxlock.Holder{h}
 	if e.terminate {
-		gone, err = e.end(cmd, locks, h)
+		gone, freed, err = e.end(cmd, locks, h)
 	} else if err = e.ask(cmd, fmt.Sprintf("Take the %s?", described(h))); err == nil {
 		gone, err = locks.Evict(cmd.Context(), h, e.reason)
 	}
@@ -138,7 +139,9 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 	case !gone:
 		return fmt.Errorf("%s no longer holds %s; %w", printable(h.ID), shown(h.Key), errNotEvicted)
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
+	for _, h := range freed {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
+	}
 	return err
 }
 
@@ -269,32 +272,36 @@ func permitsOf(ctx context.Context, locks *monitor.Monitor, name string) ([]pgxl
 	}), err
 }
 
-// end ends the session of a holder, after all that ends with it was shown.
-func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Holder) (bool, error) {
+// end ends the session of a holder, after all that ends with it was shown, and returns what it held.
+func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Holder) (gone bool, freed []pgxlock.Holder, err error) {
 	if h.PID == 0 {
-		return false, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
+		return false, nil, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
 	}
 	session, err := locks.Session(cmd.Context(), h.PID)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
+		return false, nil, nil
 	}
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
 	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.LockKey() == h.LockKey() }) {
-		return false, nil
+		return false, nil, nil
 	}
 	cmd.PrintErrf("pgxlock: the session of process %d%s will end, with:\n", session.PID, whose(session))
 	for _, has := range session.Holders {
 		cmd.PrintErrf("  holds %s, %s\n", shown(has.Key), modeNamed(has.Mode))
+		if !has.Internal {
+			freed = append(freed, has)
+		}
 	}
 	for _, wants := range session.Waiters {
 		cmd.PrintErrf("  waits for %s, %s\n", shown(wants.Key), modeNamed(wants.Mode))
 	}
 	if err := e.ask(cmd, "End it?"); err != nil {
-		return false, err
+		return false, nil, err
 	}
-	return locks.Terminate(cmd.Context(), session, e.reason)
+	gone, err = locks.Terminate(cmd.Context(), session, e.reason)
+	return gone, freed, err
 }
 
 // whose is what is known of whose session it is.
