@@ -127,10 +127,11 @@ func exitCode(err error) int {
 	return exitInternal
 }
 
-// badInput reports whether the functions refused an argument.
+// badInput reports whether the functions refused an argument, and not the server a setting of the connection.
 func badInput(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pgErr.Code == pgerrcode.InvalidParameterValue
+	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
+	return ok && pgErr.Code == pgerrcode.InvalidParameterValue && !unconnected
 }
 
 // busy reports whether somebody is in the way who will be gone later.

@@ -77,7 +77,7 @@ type cause struct {
 // name of the host before each error but those of the name itself.
 func attempted(err error) (host string, why cause) {
 	if unknown, ok := errors.AsType[*net.DNSError](err); ok {
-		return unknown.Name, cause{unknown.Err, 1}
+		return unknown.Name[strings.LastIndex(unknown.Name, "@")+1:], cause{unknown.Err, 1} // before an @ is the rest of a password
 	}
 	address, rest, _ := strings.Cut(err.Error(), " (")
 	name, rest, _ := strings.Cut(rest, "): ")
@@ -100,11 +100,14 @@ func attempted(err error) (host string, why cause) {
 		return host, cause{"no answer in time", 1}
 	case errors.As(err, &errno):
 		return host, cause{errno.Error(), 1}
-	case strings.Contains(rest, "server refused TLS connection"): // which pgx has no name for
+	case strings.Contains(rest, refusedTLS):
 		return host, cause{"it has no TLS", 0}
 	}
 	return host, cause{rest, 1}
 }
+
+// refusedTLS is what pgx, which has no name for it, says of a server without TLS.
+const refusedTLS = "server refused TLS connection"
 
 // standby reports whether a server was refused for being a standby, by us or by target_session_attrs=primary.
 func standby(err error) bool {
@@ -118,7 +121,7 @@ func wrongPassword(err error) bool {
 
 // reconnect says what to do about a connection that failed.
 func reconnect(err error) string {
-	_, unknown := errors.AsType[*net.DNSError](err)
+	unknown, _ := errors.AsType[*net.DNSError](err)
 	states := slices.Collect(lockerr.States(err))
 	failed, _ := errors.AsType[*pgconn.ConnectError](err)
 	switch {
@@ -138,12 +141,17 @@ func reconnect(err error) string {
 		return "connect to the primary, or name all hosts: postgres://user@host1,host2/database"
 	case errors.Is(err, pgconn.ErrReadOnlyConnection):
 		return "target_session_attrs=primary accepts the primary whatever default_transaction_read_only is"
-	case unknown:
+	case unknown != nil && strings.Contains(unknown.Name, "@"):
+		return "special characters in a password must be percent-encoded"
+	case unknown != nil:
 		return "correct the name of the host"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return "start the server, or correct the host and the port"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "check the host, the port, and firewalls in between"
+	}
+	if strings.Contains(err.Error(), refusedTLS) {
+		return "enable TLS on the server, or use sslmode=disable"
 	}
 	return "check the server and the connection string"
 }

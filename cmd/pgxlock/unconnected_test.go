@@ -99,12 +99,27 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 	}
 	r := execute(t, []string{"DATABASE_URL=" + right, "PGOPTIONS=-c nosuch=1"}, "ls")
 	r.want(t, exitDenied, "", `"nosuch" (SQLSTATE 42704); the server refuses a setting of the connection string; correct it, or leave it out; the connection is that of DATABASE_URL, PGOPTIONS`)
+	db := pgtest.DB{Pool: pgtest.Pool(t, server.URL("postgres"))}
+	db.Exec(t, "create role app login password 'x'; create role group1")
+	app := *wrong
+	app.User = url.UserPassword("app", "x")
+	for role, says := range map[string]string{
+		"group1": `permission denied to set role "group1" (SQLSTATE 42501); GRANT that role to the user, or leave it out of the connection string; `,
+		"nosuch": `role "nosuch" does not exist (SQLSTATE 22023); the server refuses a setting of the connection string; correct it, or leave it out; `,
+	} {
+		r := execute(t, []string{"DATABASE_URL=" + app.String() + "&role=" + role}, "ls")
+		if r.want(t, exitDenied, "", says); strings.Count(r.stderr, role) != 1 {
+			t.Errorf("%s: %q", role, r.stderr)
+		}
+	}
 	address := hostPort(t, right)
 	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
 		wantUnconnected(t, fmt.Sprintf("postgres://postgres:guess@%s/postgres?sslmode=%s", address, sslmode), exitDenied,
 			`cannot connect as user "postgres" to database "postgres" at `+address+
 				`: password authentication failed for user "postgres" (SQLSTATE 28P01); check the user and the password`)
 	}
+	wantUnconnected(t, strings.Replace(right, "sslmode=disable", "sslmode=require", 1), exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+address+`: it has no TLS; enable TLS on the server, or use sslmode=disable`)
 	wantUnconnected(t, strings.Replace(server.TCPURL("there_is_none"), "sslmode=disable", "sslmode=prefer", 1), exitDenied,
 		`cannot connect as user "postgres" to database "there_is_none" at `+address+
 			`: database "there_is_none" does not exist (SQLSTATE 3D000); create the database, or correct its name in the connection string`)
@@ -177,6 +192,8 @@ func TestUnknownHostIsNamedAsTheCause(t *testing.T) {
 	t.Parallel()
 	wantUnconnected(t, "postgres://me@pgxlock.invalid:5433/db", exitUnavailable,
 		`cannot connect as user "me" to database "db" at pgxlock.invalid: no such host; correct the name of the host`)
+	wantUnconnected(t, "postgres://me:se@cr@pgxlock.invalid/db", exitUnavailable,
+		`cannot connect as user "me" to database "db" at pgxlock.invalid: no such host; special characters in a password must be percent-encoded`)
 }
 
 func TestSilentServerIsNamedAsTheCause(t *testing.T) {

@@ -165,9 +165,11 @@ func Remedy(err error) string {
 			return "check the user, the role's LOGIN, and the server's pg_hba.conf"
 		case strings.HasPrefix(state, "3D"):
 			return "create the database, or correct its name in the connection string"
+		case state == "42501" && connecting(err) && raisedIn(err, "call_string_check_hook"): // of the setting role
+			return "GRANT that role to the user, or leave it out of the connection string"
 		case state == "42501" && connecting(err):
 			return "GRANT CONNECT ON DATABASE to the role"
-		case state == "42501" && rowSecurity(err):
+		case state == "42501" && raisedIn(err, "check_enable_rls"): // row-level security
 			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + ManualRights + "#row-level-security"
 		case state == "42501":
 			return Grant
@@ -178,10 +180,10 @@ func Remedy(err error) string {
 	return ""
 }
 
-// rowSecurity reports whether row-level security is why a right was refused.
-func rowSecurity(err error) bool {
+// raisedIn reports whether that routine of the server raised the error.
+func raisedIn(err error, routine string) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pgErr.Routine == "check_enable_rls"
+	return ok && pgErr.Routine == routine
 }
 
 // Untrusted reports whether a server answered whose certificate is not trusted.
