@@ -45,14 +45,14 @@ func locate(ctx context.Context, pool *pgxpool.Pool, named string) (string, erro
 		return "", err
 	}
 	schema, err := found.Choose(named)
+	_, untrusted := errors.AsType[*place.UntrustedError](err)
 	switch {
 	case err == nil:
 		return schema.Name, nil
+	case untrusted:
+		return "", err
 	case named == "":
 		return "", &remediedError{err, "--schema names a schema, pgxlock migrate up installs"}
-	}
-	if _, ok := errors.AsType[*place.UntrustedError](err); ok {
-		return "", err
 	}
 	return "", noPgxlock(named)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // The roles that managed services give: docs/managed.md names the services.
@@ -34,7 +35,7 @@ func TestRolesOfManagedServicesInstallLockAndServe(t *testing.T) {
 	}{
 		"admin":  {"create role admin login createrole createdb; grant pg_monitor, pg_signal_backend to admin", "alter database admin owner to admin", "", "", "", nil},
 		"app":    {"create role owner2 login createrole", "alter database app owner to owner2", "app", "create role app login; select grant_locks('app', 'application')", "", []string{"tokens", "expired", "runs", "snapshots"}},
-		"single": {"create role single login", "grant create, usage on schema public to single", "", "", "public", nil},
+		"single": {"create role single login", "grant create, usage on schema public to single", "", "", "", nil},
 		"tenant": {"create role tenant login", "create schema tenant authorization tenant", "", "", "tenant", []string{"snapshots"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +46,22 @@ func TestRolesOfManagedServicesInstallLockAndServe(t *testing.T) {
 			url := func(role string) string { return strings.Replace(server.URL(name), "postgres@", role+"@", 1) }
 			owner := strings.Fields(test.role)[2]
 			role := cmp.Or(test.as, owner)
-			if done := executeHere(t, url(owner), "migrate", "up"); done.code != exitOK {
+			done := executeHere(t, url(owner), "migrate", "up")
+			if name == "single" { // the owner of the schema could replace what single owns in it
+				done.want(t, exitDenied, "", `nothing was installed in schema "public" of database "single": role "single" owns neither of them, so no program would trust what it installs; run CREATE SCHEMA locks AUTHORIZATION "single" as the owner`)
+				if err := migrations.Up(t.Context(), pgtest.Pool(t, url(owner)), nil); err != nil {
+					t.Fatal(err)
+				}
+				for _, flags := range [][]string{nil, {"--schema", "public"}} {
+					done := executeHere(t, url(owner), append([]string{"acquire", "the job"}, flags...)...)
+					if done.want(t, exitInternal, "", `schema "public" is not trusted: role "single" owns the`); !strings.Contains(done.stderr, "drop that, or change its owner") || strings.Contains(done.stderr, "migrate up") {
+						t.Errorf("acquire: %+v", done)
+					}
+				}
+				execute(t, []string{"DATABASE_URL=" + url(owner)}, "run", "the job", "--", "true").want(t, exitInternal, "", `pgxlock: acquire "the job": schema "public" is not trusted: role`)
+				return
+			}
+			if done.code != exitOK {
 				t.Fatalf("migrate up: %+v", done)
 			}
 			if test.grants != "" {
@@ -57,12 +73,6 @@ func TestRolesOfManagedServicesInstallLockAndServe(t *testing.T) {
 			var flags []string
 			if test.named != "" {
 				flags = []string{"--schema", test.named}
-			}
-			if name == "single" { // the owner of the schema could replace what single owns in it
-				if done := executeHere(t, url(owner), append([]string{"acquire", "the job"}, flags...)...); !strings.Contains(done.stderr, "is not trusted") {
-					t.Errorf("acquire: %+v", done)
-				}
-				return
 			}
 
 			lockers := map[string]func() (*pgxlock.Locker, error){

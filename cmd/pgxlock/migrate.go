@@ -7,11 +7,13 @@ import (
 	"slices"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -47,8 +49,8 @@ run it again then.`,
 				if err != nil {
 					return err
 				}
-				if before.Installed == 0 && damage == nil && !another {
-					if err := refuseAnother(cmd.Context(), pool, before); err != nil {
+				if before.Installed == 0 && damage == nil {
+					if err := refuse(cmd.Context(), pool, before, another); err != nil {
 						return err
 					}
 				}
@@ -98,6 +100,25 @@ func missed(damage *migrations.DamageError) string {
 // where names a schema, and its database.
 func where(s migrations.Status) string {
 	return fmt.Sprintf("schema %q of database %q", s.Schema, s.Database)
+}
+
+// refuse refuses to install what would not be used.
+func refuse(ctx context.Context, pool *pgxpool.Pool, to migrations.Status, another bool) error {
+	if !another {
+		if err := refuseAnother(ctx, pool, to); err != nil {
+			return err
+		}
+	}
+	var trusted bool
+	var role string
+	if err := pool.QueryRow(ctx, statement("owns", to.Schema), to.Schema).Scan(&trusted, &role); err != nil || trusted {
+		return err
+	}
+	return &lockerr.RefusedError{
+		Err: fmt.Errorf("nothing was installed in %s: role %q owns neither of them, so no program would trust what it installs", where(to), role),
+		Lack: fmt.Sprintf("run CREATE SCHEMA locks AUTHORIZATION %s as the owner of the database, then pgxlock migrate up --schema locks; or migrate as that owner",
+			pgx.Identifier{role}.Sanitize()),
+	}
 }
 
 // refuseAnother refuses to install where another schema has pgxlock, even if this role trusts its owner only by name:

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -76,11 +79,12 @@ func TestMigrateWithoutTheRightToCreateNamesTheGrant(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := empty(t)
-	r := execute(t, as("pg_monitor", db), "migrate", "up")
-	r.want(t, exitDenied, "", "; run GRANT CREATE ON SCHEMA public TO pg_monitor as the schema's owner, or migrate as another role\n")
-	db.Exec(t, "create table pgxlock_migrations(version bigint)")
-	db.Exec(t, "grant create on schema public to pg_monitor")
-	refused := execute(t, as("pg_monitor", db), "migrate", "up")
+	db.Exec(t, fmt.Sprintf("create schema other; alter database %s owner to pg_monitor", pgx.Identifier{db.Name}.Sanitize()))
+	r := execute(t, as("pg_monitor", db), "migrate", "up", "--schema", "other")
+	r.want(t, exitDenied, "", "; run GRANT CREATE ON SCHEMA other TO pg_monitor as the schema's owner, or migrate as another role\n")
+	db.Exec(t, "create table other.pgxlock_migrations(version bigint)")
+	db.Exec(t, "grant usage, create on schema other to pg_monitor")
+	refused := execute(t, as("pg_monitor", db), "migrate", "up", "--schema", "other")
 	refused.want(t, exitDenied, "", "another role")
 	if strings.Contains(r.stderr+refused.stderr, "grant_locks") {
 		t.Errorf("%q, %q", r.stderr, refused.stderr)

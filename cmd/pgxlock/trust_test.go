@@ -78,7 +78,7 @@ func attackCommands(t *testing.T, db *pgtest.DB) {
 			}
 			if schema == "theirs" && command == "acquire k --holder h" {
 				r.want(t, exitInternal, "", `pgxlock: schema "theirs" is not trusted: role "`+evil+`" owns the function "acquire_in_turn" in it`)
-				r.want(t, exitInternal, "", "--schema names a schema")
+				r.want(t, exitInternal, "", "name the schema if you trust its owner")
 			}
 		}
 		if schema == "pg_temp" {
@@ -108,7 +108,7 @@ func warnSuperuser(t *testing.T, db *pgtest.DB) {
 		t.Errorf("the doctor:\n%s%s", r.stdout, r.stderr)
 	}
 	execute(t, as(app, db), "evictions", "--schema", "theirs").want(t, exitOK, "EVICTED AT", "")
-	execute(t, superuser, "evictions").want(t, exitInternal, "", "--schema names a schema")
+	execute(t, superuser, "evictions").want(t, exitInternal, "", "name the schema if you trust its owner")
 	if _, err := db.Pool.Exec(t.Context(), "reassign owned by "+app+" to current_user"); err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,10 @@ func (in *Installation) choose(c *Conn) (schema string, err error) {
 	} else {
 		found, err = c.found.Choose(in.Asked)
 	}
+	untrusted, isUntrusted := errors.AsType[*place.UntrustedError](err)
 	switch {
+	case isUntrusted:
+		return "", &untrustedError{untrusted}
 	case err != nil && in.Asked != "":
 		return "", fmt.Errorf("%w: %w", lockerr.ErrSchema, err)
 	case err != nil:
@@ -86,6 +89,11 @@ func (in *Installation) choose(c *Conn) (schema string, err error) {
 	}
 	return in.Schema, nil
 }
+
+// An untrustedError matches ErrSchema, whose advice it leaves out: migrations change nothing about it.
+type untrustedError struct{ *place.UntrustedError }
+
+func (e *untrustedError) Unwrap() []error { return []error{lockerr.ErrSchema, e.UntrustedError} }
 
 // Find makes sure that the schema is known, trusted and new enough, with a connection whose search_path
 // is still that of its role.

@@ -57,7 +57,7 @@ WITH object AS (
 ), candidate AS (
   SELECT o.schema AS oid, pg_catalog.max(o.version) AS version, pg_catalog.max(o.nspname::pg_catalog.text)::pg_catalog.name AS nspname,
          pg_catalog.bool_or(o.acquires) AS acquires, pg_catalog.bool_and(o.trusted) AS trusted,
-         pg_catalog.json_agg(pg_catalog.json_build_object('role', o.role, 'object', o.object, 'trusted', o.trusted) ORDER BY o.trusted, o.role)
+         pg_catalog.json_agg(pg_catalog.json_build_object('role', o.role, 'object', o.object, 'schema', o.nspname IS NOT NULL, 'trusted', o.trusted) ORDER BY o.trusted, o.role)
            FILTER (WHERE NOT o.super) AS owners
     FROM owner o GROUP BY 1
 ), place AS (

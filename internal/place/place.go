@@ -54,6 +54,7 @@ type Schema struct {
 type Owner struct {
 	Role    string
 	Object  string // an object that it owns, as "function acquire_lock"
+	Schema  bool   // it owns the schema
 	Trusted bool   // by the caller who looked
 }
 
@@ -70,7 +71,7 @@ func (e *UntrustedError) Error() string {
 	if name == "" {
 		what = "the schema"
 	}
-	if e.Named {
+	if e.Named || !e.Owner.Schema { // naming the schema trusts its owner
 		return fmt.Sprintf("schema %q is not trusted: role %q owns %s, and is neither a superuser nor the owner of the schema or the database: drop that, or change its owner", e.Schema, e.Owner.Role, what)
 	}
 	return fmt.Sprintf("schema %q is not trusted: role %q owns %s, and is neither a superuser nor the owner of the database: name the schema if you trust its owner", e.Schema, e.Owner.Role, what)
