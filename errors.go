@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lease"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
@@ -101,9 +102,17 @@ func (e *Error) Error() string {
 	}
 	b.WriteString(": " + strings.TrimPrefix(oneline.Join(oneline.Cut(e.Err.Error(), longestText, "…")), "pgxlock: "))
 	if e.Holder != "" {
-		fmt.Fprintf(&b, " (held by %s", oneline.Join(oneline.Cut(e.Holder, longestText, "…")))
+		holder := oneline.Join(oneline.Cut(e.Holder, longestText, "…"))
+		if holder == lease.SharedHolder {
+			holder = "callers that share it"
+		}
+		b.WriteString(" (held by " + holder)
 		if e.RetryAfter > 0 {
-			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(time.Millisecond))
+			unit := time.Millisecond
+			if e.RetryAfter > 10*time.Second {
+				unit = time.Second
+			}
+			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(unit))
 		}
 		b.WriteString(")")
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lease"
 )
 
 // Any role that may lock chooses names, and what is printed of them goes to terminals and logs.
@@ -68,6 +69,21 @@ func TestTextsOfOrdinaryNamesAreNotQuoted(t *testing.T) {
 	e := &Error{Op: "acquire", Key: "k", Holder: `web-1 "blue" 世界`, Err: ErrNotAcquired}
 	if got, want := e.Error(), `pgxlock: acquire "k": not acquired (held by web-1 "blue" 世界)`; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestErrorSaysThatALockIsSharedAndForHowLongInRoundNumbers(t *testing.T) {
+	t.Parallel()
+	for left, want := range map[time.Duration]string{
+		0:                         "",
+		1234567 * time.Nanosecond: " for up to 1ms",
+		9876 * time.Millisecond:   " for up to 9.876s",
+		26959 * time.Millisecond:  " for up to 27s",
+	} {
+		e := &Error{Op: "acquire", Key: "k", Holder: lease.SharedHolder, RetryAfter: left, Err: ErrNotAcquired}
+		if got, want := e.Error(), `pgxlock: acquire "k": not acquired (held by callers that share it`+want+")"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -423,6 +424,9 @@ func (e *task) announce(ctx context.Context, from *opened) bool {
 		holders, err := from.holders(ctx, e.key)
 		if err != nil || len(holders) == 0 || ctx.Err() != nil {
 			continue // the next second may know more
+		}
+		if e.shared && !slices.ContainsFunc(holders, func(h pgxlock.Holder) bool { return h.Mode != pgxlock.Shared }) {
+			continue // it waits for its turn, and not for them
 		}
 		if text := heldBy(holders); text != said {
 			e.say("waiting for %s, held by %s", shown(e.key), text)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A renewalReport says why the lock of a run is not renewed, once for each cause, and when it is
@@ -65,6 +66,8 @@ func (r *renewalReport) text(e *task, failed error, left time.Duration) string {
 		clear(r.failed)
 		return "the lock on " + shown(e.key) + " is renewed again"
 	case failed == nil || r.failed[causeOf(failed)]:
+		return ""
+	case errors.Is(failed, lockerr.ErrRowLocked) && left > e.ttl/2: // holders that share a lock delay each other for a moment
 		return ""
 	}
 	r.failed[causeOf(failed)] = true

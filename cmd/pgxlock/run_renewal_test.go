@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -98,7 +99,7 @@ func TestEachCauseOfFailedRenewalsIsReportedOnceUntilOneSucceeds(t *testing.T) {
 	e.target.flags = newRun().Flags()
 	r := newRenewalReport()
 	ended := &pgconn.PgError{Severity: "FATAL", Code: "57P01", Message: "terminating connection due to administrator command"}
-	locked := errors.New("the row of the lease is locked by another transaction")
+	locked := fmt.Errorf("renew: %w", lockerr.ErrRowLocked)
 	for i, step := range []struct {
 		failed error
 		says   string // "": nothing
@@ -118,6 +119,9 @@ func TestEachCauseOfFailedRenewalsIsReportedOnceUntilOneSucceeds(t *testing.T) {
 		{locked, "held for another 12s, and the command is ended 5.0s before that"},
 		{nil, `the lock on "k" is renewed again`},
 	} {
+		if text := r.text(e, locked, 16*time.Second); text != "" && errors.Is(step.failed, lockerr.ErrRowLocked) {
+			t.Errorf("%d: while there is time enough it says %q", i, text)
+		}
 		text := r.text(e, step.failed, 12*time.Second)
 		if said := text != ""; said != (step.says != "") || !strings.Contains(text, step.says) || strings.Contains(text, "\n") {
 			t.Errorf("%d: after %v it says %q, want %q", i, step.failed, text, step.says)

@@ -122,7 +122,7 @@ func (t *Table) busy(r *request, g grant) *hold.Busy {
 	}
 	// No holder excludes this request: waiters come first, or another caller is just joining or
 	// leaving the group.
-	busy.Soon = r.lock.Mode == hold.Shared && (busy.Holder == "" || busy.Holder == sharedHolder)
+	busy.Soon = r.lock.Mode == hold.Shared && (busy.Holder == "" || busy.Holder == SharedHolder)
 	return busy
 }
 

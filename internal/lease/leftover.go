@@ -75,7 +75,7 @@ func (t *Table) forgetReturned() {
 func (t *Table) retryBehindLeftover(r *request, holder string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known := r.permits == 0 && holder != sharedHolder
+	known := r.permits == 0 && holder != SharedHolder
 	var found *leftover
 	for _, left := range t.leftovers[r.lock.Queue] {
 		if (!known || left.holder == holder) && (found == nil || found.over) {

@@ -78,9 +78,6 @@ const (
 	renewalDone = "renewed"
 )
 
-// errRowLocked means that another transaction keeps the row of a lease locked.
-var errRowLocked = errors.New("the row of the lease is locked by another transaction")
-
 func newRenewer(t *Table) *renewer {
 	r := &renewer{table: t, classes: make(map[time.Duration]*renewalClass), retrying: make(map[*hold.Hold]struct{})}
 	r.sending = batcher.Batcher[renewal]{Limit: batcher.MaxRows, Run: r.send, Fail: r.fail}
@@ -181,7 +178,7 @@ func (r *renewer) renew(ctx context.Context, lock *hold.Hold, c *change) error {
 		r.sending.Add(renewal{lock, answer, c})
 		select {
 		case err := <-answer:
-			if !errors.Is(err, errRowLocked) {
+			if !errors.Is(err, lockerr.ErrRowLocked) {
 				return err
 			}
 		case <-ctx.Done():
@@ -307,9 +304,9 @@ func (r *renewer) settle(lock *hold.Hold, outcome string, evicted error, renewed
 	case renewalGone:
 		return lock.Lose(cmp.Or(evicted, hold.ErrTakenAway))
 	}
-	lock.NotRenewed(errRowLocked)
+	lock.NotRenewed(lockerr.ErrRowLocked)
 	r.again(lock) // alone, so that it delays no other renewal
-	return errRowLocked
+	return lockerr.ErrRowLocked
 }
 
 // sendChange changes a lease. It first asks for the version of the row, which every renewal changes:

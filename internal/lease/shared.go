@@ -12,8 +12,8 @@ import (
 // Shared leases have statements of their own. They may refuse a request while other callers
 // are just joining or leaving.
 
-// sharedHolder is the holder in the row of a shared lease.
-const sharedHolder = "*shared"
+// SharedHolder is the holder in the row of a shared lease.
+const SharedHolder = "*shared"
 
 // byMode returns the statement for locks of that mode.
 func byMode(mode hold.Mode, exclusive, shared statements.Name) statements.Name {

@@ -36,6 +36,10 @@ var (
 
 	// ErrSessionEnded means that the session that holds advisory locks has ended.
 	ErrSessionEnded = errors.New("the session that holds the locks has ended")
+
+	// ErrRowLocked is why a renewal is tried again soon: another transaction, as one that renews
+	// a share, has locked the row of the lease.
+	ErrRowLocked = errors.New("the row of the lease is locked by another transaction")
 )
 
 // ErrWorker is what a worker of Citus is refused with. As a standby it is no place to lock.
