@@ -3,6 +3,7 @@ package advisory
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -114,16 +116,35 @@ func TestReleaseIsSentIfTheCallerThatIsNextLeaves(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	other := connected(t, db.Pool, Config{})
-	for what, end := range map[string]func(p *process, left hold.Release){
-		"the caller leaves at once":            nil,
-		"the caller leaves":                    func(_ *process, left hold.Release) { left.Return() },
-		"it leaves after the Locker's closing": func(p *process, left hold.Release) { p.closing(); left.Return() },
-		"the Locker is closed":                 func(p *process, _ hold.Release) { _ = p.Close(t.Context()) },
+	for what, end := range map[string]func(p *process, left hold.Release) (want error){
+		"the caller leaves at once": nil,
+		"the caller leaves":         func(_ *process, left hold.Release) error { left.Return(); return nil },
+		"it leaves after the Locker's closing": func(p *process, left hold.Release) error {
+			p.closing()
+			left.Return()
+			return nil
+		},
+		"the Locker is closed": func(p *process, _ hold.Release) error { return p.Close(t.Context()) },
+		"the session ends": func(p *process, left hold.Release) error {
+			p.mu.Lock()
+			p.end()
+			p.mu.Unlock()
+			pgtest.Until(t, "the end of the session", func() bool {
+				p.mux.mu.Lock()
+				defer p.mux.mu.Unlock()
+				return p.mux.conn == nil
+			})
+			left.Return()
+			return lockerr.ErrSessionEnded
+		},
 	} {
-		p, q := connected(t, db.Pool, Config{}), handingQueue{left: make(chan hold.Release, 1)}
+		p, q := connected(t, db.Pool, Config{TTL: -1}), handingQueue{left: make(chan hold.Release, 1)} // no ping sends it
 		if end == nil {
 			q.leave = func(left hold.Release) {
 				left.Return()
+				for range 1000 { // it comes as far as it can while the release is not queued
+					runtime.Gosched()
+				}
 				pgtest.Until(t, what, func() bool {
 					p.mux.mu.Lock()
 					defer p.mux.mu.Unlock()
@@ -136,13 +157,20 @@ func TestReleaseIsSentIfTheCallerThatIsNextLeaves(t *testing.T) {
 		released := make(chan error, 1)
 		go func() { released <- lock.release() }()
 		left := <-q.left
-		p.Discard(discarded.Hold) // not before the release is queued
-		<-q.left
-		if end != nil {
-			end(p, left)
+		discard := func() {
+			p.Discard(discarded.Hold) // not before the release is queued
+			<-q.left
 		}
-		if err := pgtest.Receive(t, what+": the end of the release", released); err != nil {
-			t.Errorf("%s: %v", what, err)
+		var want error
+		if end != nil {
+			discard()
+			want = end(p, left)
+		}
+		if err := pgtest.Receive(t, what+": the end of the release", released); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", what, err, want)
+		}
+		if end == nil {
+			discard() // not before, because it sends what is queued
 		}
 		for _, key := range []string{what, what + " later"} {
 			mustAcquire(t, other, key, hold.Exclusive)
