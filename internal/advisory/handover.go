@@ -10,8 +10,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// Where callers here wait for a lock, and it is still their turn, its release waits in the mux's queue for
-// the try of the next one, and goes in the same message.
+// Where callers here and elsewhere wait for a lock, and it is still the turn of those here, its release waits
+// in the mux's queue for the try of the next one, and goes in the same message.
 
 // Return implements [hold.Release]. From the handover on a.mu is locked until the release is queued.
 func (a *Locks) Return() {

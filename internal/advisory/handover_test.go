@@ -74,7 +74,10 @@ type handingQueue struct {
 	noQueue
 	left  chan hold.Release
 	leave func(hold.Release) // how it leaves at once; nil: it does not
+	alone bool               // no caller elsewhere is known
 }
+
+func (q handingQueue) Contended(lockkey.Name) bool { return !q.alone }
 
 func (q handingQueue) HandOver(_ lockkey.Name, r hold.Release) bool {
 	if q.leave != nil {
@@ -87,26 +90,36 @@ func (q handingQueue) HandOver(_ lockkey.Name, r hold.Release) bool {
 func TestReleaseIsSentWithTheTryOfTheCallerThatIsNext(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	for name, cfg := range map[string]Config{"as a function call": {}, "in a batch": {SessionPooler: true}} {
-		p, q := connected(t, db.Pool, cfg), handingQueue{left: make(chan hold.Release, 1)}
+	for name, test := range map[string]struct {
+		cfg  Config
+		want int
+	}{
+		"function calls":    {Config{}, 1},
+		"a batch":           {Config{SessionPooler: true}, 1},
+		"nobody known else": {Config{}, 2}, // so that pollers elsewhere find it free
+	} {
+		p, q := connected(t, db.Pool, test.cfg), handingQueue{left: make(chan hold.Release, 1), alone: test.want == 2}
+		p.host.Queue = q
 		sent := func() int {
 			p.mux.mu.Lock()
 			defer p.mux.mu.Unlock()
 			return p.mux.sends
 		}
 		lock := mustAcquire(t, p, name, hold.Exclusive)
-		p.host.Queue = q
 		before, released := sent(), make(chan error, 1)
 		go func() { released <- lock.release() }()
 		turn := hold.Turn{Handed: true, Release: <-q.left}
+		if q.alone {
+			pgtest.Until(t, "the release is sent", func() bool { return sent() > before })
+		}
 		if _, busy := p.tryTurn(t, name, turn); busy != nil {
 			t.Fatalf("%s: refused: %+v", name, busy)
 		}
 		if err := pgtest.Receive(t, "the end of the release", released); err != nil {
 			t.Errorf("%s: release: %v", name, err)
 		}
-		if got := sent() - before; got != 1 {
-			t.Errorf("%s: %d messages for a release and a try, want 1", name, got)
+		if got := sent() - before; got != test.want {
+			t.Errorf("%s: %d messages for a release and a try, want %d", name, got, test.want)
 		}
 	}
 }
@@ -152,8 +165,8 @@ func TestReleaseIsSentIfTheCallerThatIsNextLeaves(t *testing.T) {
 				})
 			}
 		}
-		lock, discarded := mustAcquire(t, p, what, hold.Exclusive), mustAcquire(t, p, what+" later", hold.Exclusive)
 		p.host.Queue = q
+		lock, discarded := mustAcquire(t, p, what, hold.Exclusive), mustAcquire(t, p, what+" later", hold.Exclusive)
 		released := make(chan error, 1)
 		go func() { released <- lock.release() }()
 		left := <-q.left

@@ -78,10 +78,12 @@ func (a *Locks) removeLocked(e *entry) *call {
 	a.dropLocked(e.id)
 	e.granted = false
 	name := lockkey.Name{ID: e.id}
-	e.back.joins = a.host.Queue.HandOver(name, a)
-	if !e.back.joins && (a.host.Queue.Freed(name) || e.wanted) {
+	handed := a.host.Queue.HandOver(name, a)
+	if !handed && (a.host.Queue.Freed(name) || e.wanted) {
 		a.yieldLocked(e)
 	}
+	// Where nobody is known to want it, callers elsewhere that poll find it free for a moment each time.
+	e.back.joins = handed && e.wanted
 	e.ask1[0] = e.unlock()
 	e.back.bound, e.back.asks = true, e.ask1[:]
 	return &e.back
