@@ -34,8 +34,8 @@ const (
 	shortTurn  = 10 * time.Millisecond
 )
 
-// A turn begins with a grant of an exclusive lock to the first waiter of a local queue. Each caller that
-// it serves releases the lock for the next one.
+// A turn begins with a grant to the first waiter of a local queue. Each caller that it serves releases an
+// exclusive lock for the next one, and shares another at once.
 type turn struct {
 	left    int // how many it may still serve
 	sure    int // how many of them it serves even if it is no short turn
@@ -58,6 +58,22 @@ func (t *turn) goesOnLocked() bool {
 	return t.left > 0 && time.Since(t.began) <= lasts
 }
 
+// joinLocked leaves a lock that was granted to the next waiter as well, if both share it.
+func (l *localQueue) joinLocked(granted hold.Mode) bool {
+	if granted != hold.Shared || l.waiters.Front().Value.(*position).mode != hold.Shared || !l.turn.goesOnLocked() {
+		return false
+	}
+	l.turn.leaveLocked(nil)
+	return true
+}
+
+// leaveLocked leaves the lock to the first waiter.
+func (t *turn) leaveLocked(release hold.Release) {
+	t.left--
+	t.sure--
+	t.handed, t.release = true, release
+}
+
 // HandOver implements [hold.Queue].
 func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 	if q.Idle() {
@@ -74,9 +90,7 @@ func (q *Queue) HandOver(name lockkey.Name, release hold.Release) bool {
 		return false
 	}
 	l.freedLocked()
-	l.turn.left--
-	l.turn.sure--
-	l.turn.handed, l.turn.release = true, release
+	l.turn.leaveLocked(release)
 	next.signal()
 	return true
 }

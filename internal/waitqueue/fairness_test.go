@@ -2,6 +2,7 @@ package waitqueue
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -80,6 +81,40 @@ func TestTurnServesManyCallersForAMomentAndFewForLonger(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestReadersInARowShareATurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q, name := newLocal(), lockkey.Name{Key: "k"}
+		modes := slices.Repeat([]hold.Mode{hold.Shared}, mostInTurn+1)
+		modes[2] = hold.Exclusive
+		all := resting(q, name, modes...)
+		for i, want := range []bool{true, false} { // a writer is next after the second
+			if got := all[i].granted(0, false); got != want {
+				t.Errorf("reader %d: the next one shares the lock: %t", i, got)
+			}
+			if got := all[i+1].try(); got.Handed != want || got.Release != nil {
+				t.Errorf("the try of the next one carries %+v", got)
+			}
+		}
+		all[2].granted(0, true)
+		q.Freed(name)
+		if all[3].try().Handed {
+			t.Error("readers come before the others after a turn of a writer")
+		}
+		all[3].granted(0, false)
+		time.Sleep(shortTurn + 1)
+		for i := range 3 {
+			if got, want := all[4+i].try().Handed, i < sureInTurn-1; got != want {
+				t.Errorf("reader %d of a long turn shares the lock: %t", i, got)
+			}
+			all[4+i].granted(0, false)
+		}
+		if all[7].try().Handed {
+			t.Error("a long turn serves too many")
+		}
+	})
 }
 
 func TestLockIsLeftOnlyToACallerThatTriesAtOnce(t *testing.T) {

@@ -122,8 +122,9 @@ func (p *position) leave() {
 }
 
 // granted removes a waiter that has the lock, after a try with that ticket. owned: no other
-// caller can have the lock before Freed or HandOver is called.
-func (p *position) granted(number int64, owned bool) {
+// caller can have the lock before Freed or HandOver is called. Otherwise it reports whether the
+// next waiter here shares the lock at once.
+func (p *position) granted(number int64, owned bool) (joined bool) {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	t := p.local.ticket
@@ -134,15 +135,17 @@ func (p *position) granted(number int64, owned bool) {
 		t.spendLocked(number, p.sent)
 	}
 	if !p.removeLocked() {
-		return
+		return false
 	}
 	p.local.owned = owned
 	if t != nil && p.queue.contendedLocked(p.local.name) { // other processes wait as well: the next waiter's position counts from now on
 		p.queue.enterLocked(p.local)
 	}
 	if !owned {
+		joined = p.local.joinLocked(p.mode)
 		p.local.wakeLocked()
 	}
+	return joined
 }
 
 // removeLocked removes the waiter from its local queue, and reports whether others are left

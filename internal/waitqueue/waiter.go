@@ -155,9 +155,9 @@ func (w *Waiter) Granted() {
 	}
 	name := w.position.local.name
 	alone := w.mode == hold.Exclusive && w.permits == 0
-	w.position.granted(w.number, alone)
+	joined := w.position.granted(w.number, alone)
 	w.position = nil
-	if !alone && name.Kind() == 0 {
+	if !alone && !joined && name.Kind() == 0 {
 		w.queue.Wake([]lockkey.Name{name}) // the next waiter may share the lock, or get another permit
 	}
 }
