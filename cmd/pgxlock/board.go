@@ -24,6 +24,7 @@ type board struct {
 	palette palette
 	keys    bool // there are any
 	quit    func()
+	grant   func(text string) string // [granting]
 
 	mu        sync.Mutex
 	selection selection
@@ -38,11 +39,11 @@ type board struct {
 
 // show draws a snapshot.
 func (b *board) show(shot monitor.Snapshot) error {
+	for i, text := range shot.Missing {
+		shot.Missing[i] = b.grant(inFlags(b.cmd.Flags(), advices, text))
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i, text := range shot.Missing {
-		shot.Missing[i] = inFlags(b.cmd.Flags(), advices, text)
-	}
 	b.shot = shot
 	return b.drawLocked()
 }

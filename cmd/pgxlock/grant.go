@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,6 +29,21 @@ func withGrant(cmd *cobra.Command, text string) string {
 		return text
 	}
 	return strings.ReplaceAll(text, lockerr.Grant, printable(mend))
+}
+
+// granting is [withGrant] for what is shown again and again: it asks the database once for each text.
+func granting(cmd *cobra.Command) func(string) string {
+	var known sync.Map
+	return func(text string) string {
+		if !strings.Contains(text, lockerr.Grant) {
+			return text
+		}
+		with, ok := known.Load(text)
+		if !ok {
+			with, _ = known.LoadOrStore(text, withGrant(cmd, text))
+		}
+		return with.(string)
+	}
 }
 
 // answerTime bounds questions to the database beside those of the command.

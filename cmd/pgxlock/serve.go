@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -116,7 +115,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	advise := remembered(func(text string) string { return withGrant(cmd, text) })
+	advise := granting(cmd)
 	page, err := serve.New(serve.Config{
 		Locks: some,
 		All:   all,
@@ -162,21 +161,6 @@ func (s *serving) run(cmd *cobra.Command) error {
 	}
 	cmd.PrintErrf("pgxlock: serving %s (%s)\n", shown, mode)
 	return s.serve(ctx, listener, page)
-}
-
-// remembered is a function that replaces a text and asks the database for it, once for each text that it replaced.
-func remembered(replace func(string) string) func(string) string {
-	var known sync.Map
-	return func(text string) string {
-		if with, ok := known.Load(text); ok {
-			return with.(string)
-		}
-		with := replace(text)
-		if with != text {
-			known.Store(text, with)
-		}
-		return with
-	}
 }
 
 // onSocket is what the address of a Unix socket begins with; its path follows.

@@ -141,7 +141,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, ever
 func onTerminal(cmd *cobra.Command, s selection) *board {
 	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		if _, rows, terminal := window(file); terminal {
-			return &board{cmd: cmd, out: file, palette: colors(cmd), selection: s, wide: isWide(cmd), before: strings.Repeat("\n", rows)}
+			return &board{cmd: cmd, out: file, palette: colors(cmd), grant: granting(cmd), selection: s, wide: isWide(cmd), before: strings.Repeat("\n", rows)}
 		}
 	}
 	return nil
