@@ -75,6 +75,22 @@ func TestWarningFitsTheScreen(t *testing.T) {
 	}
 }
 
+func TestWatchNamesTheRoleThatLacksARightOnATerminal(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := migrated(t)
+	role := newRole(t, db)
+	s := newScreen(t, strings.TrimPrefix(as(role, db)[0], "DATABASE_URL="))
+	s.resizes(t, 100, 40)
+	s.runs(t, "pgxlock watch --every 1s")
+	pgtest.Until(t, "the statement is shown", func() bool {
+		seen := strings.ReplaceAll(s.looks(t), "\n", "")
+		return strings.Contains(strings.ReplaceAll(seen, " ", ""), "SELECTpublic.grant_locks('"+role+"','monitoring')")
+	})
+	s.presses(t, "C-c")
+	s.prompts(t, 130)
+}
+
 func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
