@@ -58,13 +58,13 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	got, gotLast := wait(second, "select pg_advisory_lock(advisory_lock_key('k'))"), wait(third, "select pg_advisory_lock_shared(8)")
 
 	r := execute(t, env, "tree", "--name", "k")
-	r.want(t, exitOK, "k (advisory) held by first:", "")
+	r.want(t, exitOK, "k (advisory) shared by first:", "")
 	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
 	if len(lines) != 4 {
 		t.Fatalf("want four lines:\n%s", r.stdout)
 	}
 	for i, want := range []string{
-		fmt.Sprintf("k (advisory) held by first:%d (shared)", holder),
+		fmt.Sprintf("k (advisory) shared by first:%d", holder),
 		fmt.Sprintf("  second:%d waits for ", waiter),
 		fmt.Sprintf("    #8 (advisory) held by second:%d", waiter),
 		fmt.Sprintf(`      th?ird:%d waits for `, last), // the server keeps ASCII that is printed

@@ -120,20 +120,14 @@ const hanging = 6
 
 func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, indent string, queues []monitor.Queue) {
 	for _, q := range queues {
-		holders := "nobody (the next waiter is about to acquire it)"
-		if q.Unread {
-			holders = "holders that cannot be shown"
+		holders := "held by nobody (the next waiter is about to acquire it)"
+		switch {
+		case len(q.Holders) > 0:
+			holders = heldFor(at, q.Holders)
+		case q.Unread:
+			holders = "held by holders that cannot be shown"
 		}
-		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, func(h *pgxlock.Holder) string {
-				shared := ""
-				if h.Mode == pgxlock.Shared {
-					shared = " (shared)"
-				}
-				return printable(h.ID) + shared + after(" for ", readable.Age(at, h.Since))
-			})
-		}
-		line := fmt.Sprintf("%s (%s) held by %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
+		line := fmt.Sprintf("%s (%s) %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
 			line += p.paint(faint, ": see elsewhere")
 		}
@@ -150,6 +144,19 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			writeQueues(b, p, columns, at, indent+"    ", waiter.Blocks)
 		}
 	}
+}
+
+// heldFor names the oldest holders of a lock, and says for how long they have it.
+func heldFor(at time.Time, holders []*pgxlock.Holder) string {
+	oldest := slices.SortedStableFunc(slices.Values(holders), func(a, b *pgxlock.Holder) int { return readable.Earlier(a.Since, b.Since) })
+	text := "shared by "
+	if slices.ContainsFunc(oldest, func(h *pgxlock.Holder) bool { return h.Mode != pgxlock.Shared }) {
+		text = "held by "
+	}
+	if len(oldest) > 1 {
+		text += fmt.Sprintf("%d: ", len(oldest))
+	}
+	return text + some(oldest, 3, func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", readable.Age(at, h.Since)) })
 }
 
 // queueTitle is the key of a lock that somebody waits for, as a table shows it.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -86,6 +88,25 @@ func TestTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 	for range 2 {
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestTreeNamesTheOldestOfManyHolders(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	var holders []*pgxlock.Holder
+	for i := range 30 {
+		holders = append(holders, &pgxlock.Holder{ID: fmt.Sprint("pod-", i), Mode: pgxlock.Shared, Since: at.Add(time.Duration(i-60) * time.Second)})
+	}
+	slices.Reverse(holders)
+	for want, some := range map[string][]*pgxlock.Holder{
+		"shared by pod-7 for 53s": holders[22:23],
+		"shared by 30: pod-0 for 1m0s, pod-1 for 59s, pod-2 for 58s and 27 more": holders,
+		"held by 2: pod-0 for 1m0s, writer":                                      {holders[29], {ID: "writer"}},
+	} {
+		if got := heldFor(at, some); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
