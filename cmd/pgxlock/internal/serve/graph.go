@@ -637,10 +637,12 @@ func line(before, behind *node, back bool, top float64) arrow {
 func shortened(s string) string { return shortenedTo(s, longestName) }
 
 func shortenedTo(s string, n int) string {
-	if runes := []rune(s); len(runes) > n {
-		return string(runes[:n-1]) + "…"
+	runes := []rune(s)
+	if len(runes) <= n {
+		return s
 	}
-	return s
+	begin := (n - 1) / 3 // many names differ at their end
+	return string(runes[:begin]) + "…" + string(runes[len(runes)-(n-1-begin):])
 }
 
 // Summary says what is drawn, for readers who cannot see it.

@@ -237,6 +237,22 @@ func text(s string) string {
 	return oneline.Text(oneline.Cut(s, longestText, "…"))
 }
 
+// ends are the parts of a name: where it is too long for its column the first one is cut, because many
+// names differ at their end.
+type ends struct{ Begin, End string }
+
+// endLength is how many characters of a name are always shown.
+const endLength = 14
+
+func endsOf(name string) ends {
+	runes := []rune(name)
+	at := max(0, len(runes)-endLength)
+	if at < endLength {
+		at = len(runes)
+	}
+	return ends{string(runes[:at]), string(runes[at:])}
+}
+
 // title is a key as the page shows it: of pgxlock's own locks what they are.
 func title(key, label string, internal bool) string {
 	if internal {

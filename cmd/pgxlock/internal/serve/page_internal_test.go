@@ -67,3 +67,21 @@ func TestDrawingThatMustBeScrolledSaysSo(t *testing.T) {
 		t.Errorf("the style has another height: %v", err)
 	}
 }
+
+func TestLongNamesKeepTheirEnds(t *testing.T) {
+	t.Parallel()
+	const long = "tenant:eu-central-1:invoice-export:customer-001"
+	for name, want := range map[string]ends{
+		"k":                            {"k", ""},
+		strings.Repeat("x", 27):        {strings.Repeat("x", 27), ""},
+		"ab" + strings.Repeat("世", 30): {"ab" + strings.Repeat("世", 16), strings.Repeat("世", 14)},
+		long:                           {long[:len(long)-14], "t:customer-001"},
+	} {
+		if got := endsOf(name); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if got := shortenedTo(long, 16); got != "tenan…stomer-001" {
+		t.Errorf("%q", got)
+	}
+}

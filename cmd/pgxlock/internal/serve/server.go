@@ -120,7 +120,7 @@ type Run struct {
 //go:embed assets
 var assets embed.FS
 
-var pages = template.Must(template.New("").ParseFS(assets, "assets/*.html"))
+var pages = template.Must(template.New("").Funcs(template.FuncMap{"ends": endsOf}).ParseFS(assets, "assets/*.html"))
 
 // A Server serves the page.
 type Server struct {
