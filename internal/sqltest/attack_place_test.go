@@ -240,7 +240,7 @@ func plantedWithoutPgxlock(t *testing.T, p *planted) {
 
 	p.do("create schema theirs authorization " + evil)
 	p.plant(s, "theirs")
-	want := place.UntrustedError{Schema: "theirs", Owner: place.Owner{Role: evil, Object: "function acquire_in_turn"}}
+	want := place.UntrustedError{Schema: "theirs", Owner: place.Owner{Role: evil, Object: "function acquire_in_turn", Schema: true}}
 	for _, pool := range []*pgxpool.Pool{p.pool, p.on("theirs, public")} {
 		p.wantUntrusted(pool, "", want)
 		_, _ = migrations.Version(t.Context(), pool, nil)
@@ -316,7 +316,7 @@ func plantedInItsSchema(t *testing.T, p *planted) {
 func plantedByTheOwnerOfTheSchema(t *testing.T, p *planted) {
 	app, stranger := p.role(), p.role()
 	p.do("alter schema locks owner to " + app)
-	want := place.UntrustedError{Schema: "locks", Owner: place.Owner{Role: app, Object: "schema "}}
+	want := place.UntrustedError{Schema: "locks", Owner: place.Owner{Role: app, Object: "schema ", Schema: true}}
 	p.wantUntrusted(p.pool, "", want)
 	p.wantFound(p.pool, "locks")
 
@@ -327,7 +327,7 @@ func plantedByTheOwnerOfTheSchema(t *testing.T, p *planted) {
 		t.Fatal(err)
 	}
 	p.do("drop schema locks cascade")
-	want = place.UntrustedError{Schema: "own", Owner: place.Owner{Role: app, Object: "function acquire_in_turn"}}
+	want = place.UntrustedError{Schema: "own", Owner: place.Owner{Role: app, Object: "function acquire_in_turn", Schema: true}}
 	for _, pool := range []*pgxpool.Pool{p.pool, p.on("own"), theirs} {
 		p.wantUntrusted(pool, "", want, "limit", "monitor")
 		p.wantFound(pool, "own", "limit", "monitor")
