@@ -75,7 +75,8 @@ func newRoot() *cobra.Command {
 		Short: "Distributed locks in PostgreSQL",
 		Long: `Distributed locks in PostgreSQL.
 
-Begin with pgxlock migrate up.`,
+Begin with pgxlock migrate up. The database is that of --database-url, $DATABASE_URL or
+PG*: see pgxlock help environment.`,
 		Example: `  pgxlock migrate up                     # install the tables and functions
   pgxlock run -n nightly -- ./backup.sh  # run a command under a lock
   pgxlock ls                             # list who holds which lock

@@ -156,7 +156,7 @@ is then done twice at once.`,
 				case output == formatJSON:
 					return nil
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "forgot the run of %s, which was %s\n", slotOf(forgotten[0]), forgotten[0].State)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "forgot the run of %s (%s)\n", slotOf(forgotten[0]), forgotten[0].State)
 				return err
 			})
 		},

@@ -87,9 +87,9 @@ func TestRunsListsAndForgets(t *testing.T) {
 	}
 
 	execute(t, env, "runs", "forget", "a").want(t, exitBusy, "", "has not ended: if its process has died, add --force")
-	execute(t, env, "runs", "forget", "a", "--run", "2026-03-01T01:00:00+01:00").want(t, exitOK, "which was failed", "")
+	execute(t, env, "runs", "forget", "a", "--run", "2026-03-01T01:00:00+01:00").want(t, exitOK, "(failed)", "")
 	execute(t, env, "runs", "forget", "a", "--run", "2026-03-01T00:00:00Z").want(t, exitNoRun, "", "no such run")
-	execute(t, env, "runs", "forget", "a", "--force").want(t, exitOK, "which was running", "")
+	execute(t, env, "runs", "forget", "a", "--force").want(t, exitOK, "(running)", "")
 	execute(t, env, "runs", "forget", "b", "--run", all[0].Slot.Format(time.RFC3339Nano), "-o", "json").want(t, exitOK, `"state": "abandoned"`, "")
 	if left := runsOf(t, db); left != "" {
 		t.Errorf("left: %s", left)
