@@ -155,6 +155,10 @@ func TestLeaseThatCannotBeSeenIsNotLost(t *testing.T) {
 		if lost := len(now.losses) > 0; lost != (unread == nil) {
 			t.Errorf("leases could not be read: %v; losses: %+v", unread, now.losses)
 		}
+		held, behind := now.plots()[0], now.plots()[3]
+		if known := unread == nil; known != (held.Now == "0") || known != (behind.Now == "0") || !known && (held.Now != "≥ 0" || behind.Now != "–") || behind.Most != "1" {
+			t.Errorf("leases could not be read: %v; held %+v; left behind %+v", unread, held, behind)
+		}
 	}
 }
 

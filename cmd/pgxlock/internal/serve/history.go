@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ const (
 	beat = span / plotSteps
 )
 
-// A sample is what one state adds to the history.
+// A sample is what one state adds to the history. A number that is not known is less than 0.
 type sample struct {
 	at                     time.Time
 	held, waiting, expired int
@@ -49,6 +50,9 @@ func (now *state) remember(before *state) {
 		now.losses = found[:min(len(found), mostLosses)]
 	}
 	s := sample{at: now.at, held: len(now.shot.Holders), waiting: len(now.shot.Waiters), expired: len(now.shot.Expired)}
+	if now.shot.Unread.Leases != nil && !now.partly() {
+		s.expired = -1
+	}
 	for _, w := range now.shot.Waiters {
 		if !w.Since.IsZero() {
 			s.longest = max(s.longest, now.shot.At.Sub(w.Since))
@@ -98,17 +102,19 @@ func (now *state) plots() []plot {
 		return func(s sample) float64 { return float64(value(s)) }
 	}
 	count := func(v float64) string { return grouped(int(v)) }
+	unread := now.shot.Unread
 	return []plot{
-		now.plot("held", "held", number(func(s sample) int { return s.held }), count),
-		now.plot("waiting", "waiting", number(func(s sample) int { return s.waiting }), count),
+		now.plot("held", "held", number(func(s sample) int { return s.held }), count, cmp.Or(unread.Leases, unread.Advisory)),
+		now.plot("waiting", "waiting", number(func(s sample) int { return s.waiting }), count, unread.Queues),
 		now.plot("longest wait", "waiting", func(s sample) float64 { return s.longest.Seconds() }, func(v float64) string {
 			return readable.Duration(time.Duration(v * float64(time.Second)).Round(100 * time.Millisecond))
-		}),
-		now.plot("left behind", "expired", number(func(s sample) int { return s.expired }), count),
+		}, unread.Queues),
+		now.plot("left behind", "expired", number(func(s sample) int { return s.expired }), count, unread.Leases),
 	}
 }
 
-func (now *state) plot(title, class string, value func(sample) float64, text func(float64) string) plot {
+// plot returns the plot of a number, which is the least that it may be where something is unread.
+func (now *state) plot(title, class string, value func(sample) float64, text func(float64) string, unread error) plot {
 	const none = -1
 	steps := slices.Repeat([]float64{none}, plotSteps)
 	most := 0.0
@@ -120,8 +126,14 @@ func (now *state) plot(title, class string, value func(sample) float64, text fun
 		}
 	}
 	p := plot{Title: title, Class: class, Now: "–"}
-	if len(now.history) > 0 {
-		p.Now, p.Most = text(value(now.history[len(now.history)-1])), text(most)
+	if slices.Max(steps) > none {
+		p.Most = text(most)
+		if last := value(now.history[len(now.history)-1]); last >= 0 {
+			p.Now = text(last)
+		}
+		if unread != nil && p.Now != "–" {
+			p.Now = "≥ " + p.Now
+		}
 	}
 	var line, area strings.Builder
 	const width = float64(plotWidth) / plotSteps
