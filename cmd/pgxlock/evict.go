@@ -26,6 +26,9 @@ import (
 // decided otherwise.
 var errNotEvicted = errors.New("nothing was evicted")
 
+// mostListed is how many holders or locks are listed.
+const mostListed = 20
+
 // eviction is what evict is asked to do.
 type eviction struct {
 	monitoring     monitoring
@@ -43,15 +46,19 @@ func newEvict() *cobra.Command {
 		Use:   "evict KEY --reason TEXT",
 		Short: "Take a lock away from its holder",
 		Long: `Take a lock away from one holder. The eviction is recorded, and the holder learns who
-evicted it and why. On a terminal evict asks first; elsewhere it needs --yes.
+evicted it and why. On a terminal evict asks first, and says what happens to which holder;
+elsewhere it needs --yes.
 
 The holder of a lease, a permit or a share notices at its next renewal; what it fences
 is refused at once. An advisory lock can be released by its session alone: evict asks
 the session, and a Locker's session releases the lock. If it has not done so after 5 s,
-evict exits with 75: then --terminate ends the session, and releases all that it holds,
-which evict lists first; to end another role's takes pg_monitor and pg_signal_backend. A
-holder in a Locker that does not answer within a second then learns only that its
-session has ended; pgxlock evictions says why.
+evict exits with 75.
+
+Then --terminate ends the whole session: every lock that it holds goes with it, the
+session waits for none any more, and its program has lost its connection. evict lists
+them first, and afterwards each lock that was released. To end another role's takes
+pg_monitor and pg_signal_backend. A holder in a Locker that does not answer within a
+second then learns only that its session has ended; pgxlock evictions says why.
 
 An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lock of that
 name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
@@ -60,6 +67,7 @@ is jobs#3; jobs is enough if only one permit is held and no other lock is called
 evict exits with 0 if it took the lock away; with 1 if nobody holds it any more, as a
 lease that expired, or if the answer was no.`,
 		Example: `  pgxlock evict invoice:42 --reason 'hangs since the deploy'
+  pgxlock evict '#42' --reason 'INC-7'
   pgxlock evict '#42' --reason 'INC-7' --pid 4711 --terminate --yes`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -127,8 +135,8 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 	var gone bool
 	freed := []pgxlock.Holder{h}
 	if e.terminate {
-		gone, freed, err = e.end(cmd, locks, h)
-	} else if err = e.ask(cmd, fmt.Sprintf("Take the %s?", described(h))); err == nil {
+		freed, gone, err = e.end(cmd, locks, h)
+	} else if err = e.ask(cmd, effect(h), fmt.Sprintf("Take the %s%s?", described(h), whose(h.Application, h.Role, h.Client))); err == nil {
 		gone, err = locks.Evict(cmd.Context(), h, e.reason)
 	}
 	switch {
@@ -140,9 +148,19 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 		return fmt.Errorf("%s no longer holds %s; %w", printable(h.ID), shown(h.Key), errNotEvicted)
 	}
 	for _, h := range freed {
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
+		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h)); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
+}
+
+// effect says what an eviction means for a holder.
+func effect(h pgxlock.Holder) string {
+	if h.Kind == pgxlock.KindAdvisory {
+		return "Its session is asked to release the lock. A Locker's does so at once, and its holder learns who evicted it, and why; other programs keep the lock."
+	}
+	return "Others may acquire the lock at once. Its holder learns who evicted it, and why, at its next renewal, within a third of its TTL; until then it may go on, but what it fences is refused."
 }
 
 // find returns the one holder that is meant. If it is not known which, it lists all of them.
@@ -235,7 +253,6 @@ var choices = []struct {
 
 // list prints holders, each with what chooses it, and returns by what that is.
 func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []string) {
-	const most = 20
 	lines := make([]string, len(holders))
 	for _, c := range choices {
 		if !slices.ContainsFunc(holders, func(h pgxlock.Holder) bool { return c.of(h) != c.of(holders[0]) }) {
@@ -249,7 +266,7 @@ func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []stri
 		}
 	}
 	cmd.PrintErrf("pgxlock: the holders of %s:\n", shown(e.key))
-	for i, h := range holders[:min(most, len(holders))] {
+	for i, h := range holders[:min(mostListed, len(holders))] {
 		if len(by) == 0 { // one session has the key's number by a name, and as a number
 			lines[i] = described(h)
 		} else {
@@ -257,7 +274,7 @@ func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []stri
 		}
 		cmd.PrintErrln("  " + strings.TrimSpace(lines[i]))
 	}
-	if more := len(holders) - most; more > 0 {
+	if more := len(holders) - mostListed; more > 0 {
 		cmd.PrintErrf("  and %d more, see pgxlock ls\n", more)
 	}
 	return by
@@ -273,41 +290,51 @@ func permitsOf(ctx context.Context, locks *monitor.Monitor, name string) ([]pgxl
 }
 
 // end ends the session of a holder, after all that ends with it was shown, and returns what it held.
-func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Holder) (gone bool, freed []pgxlock.Holder, err error) {
+func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Holder) (freed []pgxlock.Holder, gone bool, err error) {
 	if h.PID == 0 {
-		return false, nil, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
+		return nil, false, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
 	}
 	session, err := locks.Session(cmd.Context(), h.PID)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return false, nil, err
+		return nil, false, err
 	}
 	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.LockKey() == h.LockKey() }) {
-		return false, nil, nil
+		return nil, false, nil
 	}
-	cmd.PrintErrf("pgxlock: the session of process %d%s will end, with:\n", session.PID, whose(session))
+	which := fmt.Sprintf("the session of process %d%s", session.PID, whose(session.Application, session.Role, session.Client))
+	cmd.PrintErrf("pgxlock: %s will end, with:\n", which)
+	var ends []string
 	for _, has := range session.Holders {
-		cmd.PrintErrf("  holds %s, %s\n", shown(has.Key), modeNamed(has.Mode))
-		if !has.Internal {
-			freed = append(freed, has)
-		}
+		ends = append(ends, fmt.Sprintf("holds %s, %s", shown(has.Key), modeNamed(has.Mode)))
 	}
 	for _, wants := range session.Waiters {
-		cmd.PrintErrf("  waits for %s, %s\n", shown(wants.Key), modeNamed(wants.Mode))
+		ends = append(ends, fmt.Sprintf("waits for %s, %s", shown(wants.Key), modeNamed(wants.Mode)))
 	}
-	if err := e.ask(cmd, "End it?"); err != nil {
-		return false, nil, err
+	for _, end := range ends[:min(mostListed, len(ends))] {
+		cmd.PrintErrln("  " + end)
+	}
+	if more := len(ends) - mostListed; more > 0 {
+		cmd.PrintErrf("  and %d more\n", more)
+	}
+	const effect = "The whole session ends, and its program loses all of these. In a Locker that still answers, their holders learn who evicted them, and why; others learn that the connection is broken."
+	others := ""
+	if more := len(session.Holders) - 1; more > 0 {
+		others = fmt.Sprintf(" and %d more", more)
+	}
+	if err := e.ask(cmd, effect, "End "+which+", which holds "+shown(h.Key)+others+"?"); err != nil {
+		return nil, false, err
 	}
 	gone, err = locks.Terminate(cmd.Context(), session, e.reason)
-	return gone, freed, err
+	return session.Holders, gone, err
 }
 
 // whose is what is known of whose session it is.
-func whose(session monitor.Session) string {
+func whose(application, role, client string) string {
 	var known []string
-	for _, part := range []struct{ what, text string }{{"application", session.Application}, {"role", session.Role}, {"client", session.Client}} {
+	for _, part := range []struct{ what, text string }{{"application", application}, {"role", role}, {"client", client}} {
 		if part.text != "" {
 			known = append(known, fmt.Sprintf("%s %q", part.what, part.text))
 		}
@@ -318,12 +345,13 @@ func whose(session monitor.Session) string {
 	return " (" + strings.Join(known, ", ") + ")"
 }
 
-// ask returns nil if the answer is yes.
-func (e *eviction) ask(cmd *cobra.Command, question string) error {
+// ask returns nil if the answer is yes. effect says what a yes means.
+func (e *eviction) ask(cmd *cobra.Command, effect, question string) error {
 	if e.yes {
 		return nil
 	}
-	cmd.PrintErr(question + " [y/N] ")
+	width := columns(cmd.ErrOrStderr())
+	cmd.PrintErr(wrap(effect, width) + "\n" + wrap(question+" [y/N]", width) + " ")
 	answer := make(chan string, 1)
 	go func() { // a signal ends the wait, not the reading
 		line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')

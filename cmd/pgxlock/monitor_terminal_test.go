@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -32,6 +33,7 @@ func TestEvictAsksFirstOnATerminal(t *testing.T) {
 		s.clears(t)
 		s.runs(t, `pgxlock evict k --reason why`)
 		s.shows(t, `Take the lease "k" from somebody, token`)
+		s.shows(t, "\nat its next renewal, within a third of its TTL")
 		s.shows(t, "[y/N]")
 		if held() != 1 {
 			t.Error("it was taken before the answer")
@@ -47,6 +49,19 @@ func TestEvictAsksFirstOnATerminal(t *testing.T) {
 	s.runs(t, `pgxlock evict k --reason why`)
 	s.shows(t, `nobody holds "k"; nothing was evicted`)
 	s.prompts(t, 1)
+	_, pid := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(n) from generate_series(1, 30) n")
+	for _, step := range []struct{ flag, effect, question string }{
+		{"", "other programs keep the lock.\n", fmt.Sprintf(`Take the advisory lock "#7" from psql:%d, process %[1]d`, pid)},
+		{" --terminate", "  and 10 more\nThe whole session ends", `and 29 more? [y/N]`},
+	} {
+		s.clears(t)
+		s.runs(t, "pgxlock evict '#7' --reason why"+step.flag)
+		s.shows(t, step.effect)
+		s.shows(t, step.question)
+		s.shows(t, `"psql",`)
+		s.presses(t, "Enter")
+		s.prompts(t, 1)
+	}
 }
 
 func TestErrorIsBrokenBetweenWordsOnATerminal(t *testing.T) {

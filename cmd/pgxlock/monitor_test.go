@@ -248,8 +248,8 @@ func TestSessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")
 	r.want(t, exitOK, fmt.Sprintf(`evicted: shared advisory lock "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d (application "psql", role`, pid))
 	for _, key := range []string{"#42", "#4,2", "k"} {
-		if !strings.Contains(r.stderr, fmt.Sprintf("  holds %q, ", key)) || !strings.Contains(r.stdout, fmt.Sprintf("advisory lock %q from psql:%d", key, pid)) {
-			t.Errorf("%s is not said to end, or to have ended: %s%s", key, r.stderr, r.stdout)
+		if !strings.Contains(r.stderr, fmt.Sprintf("  holds %q, ", key)) || !strings.Contains(r.stdout, fmt.Sprintf("advisory lock %q from psql:%d, process", key, pid)) {
+			t.Errorf("%s is not said to end, or to have ended: %+v", key, r)
 		}
 	}
 	var left []uint32
