@@ -30,9 +30,10 @@ func newEvictions() *cobra.Command {
 		Use:   "evictions",
 		Short: "List who evicted whom, and why",
 		Long: `List the recorded evictions, the newest first: when, which lock, from which holder, by
-whom and why. The last 1000 are kept. Of an advisory lock the holder is its process, and
-the key its number unless evict knew it: --name shows it. The record says that its
-session was asked or ended; evict reports whether the lock was released.`,
+whom and why. The last 1000 are kept. Of an advisory lock the holder is its process, with
+its application as long as the session lives, and the key its number unless evict knew it:
+--name shows it. The record says that its session was asked or ended; evict reports
+whether the lock was released.`,
 		Example: `  pgxlock evictions --limit 10
   pgxlock evictions --since 24h -o json | jq -r '.[].eviction_reason'`,
 		Args: noArguments,
@@ -84,11 +85,12 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 		var name string
 		var named bool
 		var at pgtype.Timestamptz
-		err = row.Scan(&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason)
+		var application string
+		err = row.Scan(&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason, &application)
 		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
 		if kind != 0 {
 			e.Kind = pgxlock.KindAdvisory
-			e.Holder = ofSession(e.Holder)
+			e.Holder = ofSession(e.Holder) + after(" of ", application)
 		}
 		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
 			id := lockkey.ID{Number: n, Pair: kind == 2}

@@ -48,6 +48,16 @@ func TestEvictionsListsTheNewestFirst(t *testing.T) {
 	if got := list("--since", "24h"); len(got) != 3 || got[2].Key != "b" {
 		t.Errorf("%+v", got)
 	}
+	_, pid = session(t, db, "set application_name = 'psql'; select pg_advisory_lock(9)")
+	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 9, 'INC-4')", pid))
+	if got := list("--limit", "1"); len(got) != 1 || got[0].Holder != fmt.Sprintf("process %d of psql", pid) {
+		t.Errorf("%+v, of process %d", got, pid)
+	}
+	db.Exec(t, "update pgxlock_evictions set evicted_at = '2020-01-01' where key_name is null and name = '9'") // before the session began
+	if got := list(); got[len(got)-1].Holder != fmt.Sprintf("process %d", pid) {
+		t.Errorf("%+v", got)
+	}
+	db.Exec(t, "delete from pgxlock_evictions where name = '9'")
 	table := execute(t, env, "evictions").stdout
 	if lines := strings.Split(table, "\n"); len(lines) != 6 || strings.Contains(table, "\x1b") || !strings.Contains(strings.Join(strings.Fields(lines[3]), " "), ` b lease pod-2 postgres (pgxlock) INC-2\n\x1b[2J`) {
 		t.Errorf("%s", table)
