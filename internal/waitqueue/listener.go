@@ -41,7 +41,9 @@ type listener struct {
 	named    time.Time          // when names were published last
 	needed   time.Time          // when the listener was last seen to be needed
 	retry    time.Duration      // how long to wait after the next failure
-	logged   bool               // a failure was logged: later ones are not, until the listener works again
+	failures int                // in a row
+	since    time.Time          // the first of them
+	reported time.Time          // the last of them that was logged
 
 	mu        sync.Mutex
 	running   bool
@@ -60,6 +62,9 @@ const (
 	// firstListenRetry is how long to wait after the first failure. Each further one doubles
 	// that, up to clock.MaxListenDelay.
 	firstListenRetry = 100 * time.Millisecond
+
+	// reportEvery is how often it is logged that the listener still fails.
+	reportEvery = 5 * time.Minute
 )
 
 func newListener(d dbconn.Dialer, q *Queue) *listener {
@@ -139,10 +144,7 @@ func (l *listener) run() {
 		if errors.Is(err, lockerr.ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
 			l.retry = clock.MaxListenDelay
 		}
-		if !l.logged { // log the first failure only
-			l.queue.config.Log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
-			l.logged = true
-		}
+		l.failed(err)
 		if !clock.Sleep(l.stopping, clock.Jitter(l.retry)) {
 			return
 		}
@@ -151,6 +153,21 @@ func (l *listener) run() {
 			return
 		}
 	}
+}
+
+// failed logs the first of the failures in a row, and that they go on every reportEvery.
+func (l *listener) failed(err error) {
+	now := time.Now()
+	switch l.failures++; {
+	case l.failures == 1:
+		l.since = now
+		l.queue.config.Log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
+	case now.Sub(l.reported) >= reportEvery:
+		l.queue.config.Log.Warn("pgxlock: the listener still fails; releases by other processes are noticed by polling", "failures", l.failures, "since", l.since, "error", err)
+	default:
+		return
+	}
+	l.reported = now
 }
 
 // listen listens until the connection ends.
@@ -167,9 +184,9 @@ func (l *listener) listen() error {
 		return err
 	}
 	l.queue.listens(client)
-	if l.logged {
+	if l.failures > 0 {
 		l.queue.config.Log.Info("pgxlock: the listener is back")
-		l.logged = false
+		l.failures = 0
 	}
 	l.queue.server.Leaders.Look() // a leader may have been asked to step down while the listener was away
 	var holder int32

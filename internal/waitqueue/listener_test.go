@@ -1,9 +1,12 @@
 package waitqueue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"regexp"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -69,6 +72,36 @@ func shortWaits(t *testing.T) {
 		t.Errorf("that it fails was logged %d times", n)
 	}
 	q.listener.stop()
+}
+
+func TestListenerThatStillFailsIsLoggedEachFiveMinutes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		config, err := pgxpool.ParseConfig("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return errors.New("too many connections") }
+		q := newListening(config)
+		var log bytes.Buffer
+		q.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+		began := time.Now()
+		p := q.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
+		q.enter(p.local)
+		time.Sleep(3*reportEvery + time.Minute)
+		p.leave()
+		q.listener.stop()
+		synctest.Wait()
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 4 || strings.Contains(lines[0], "failures=") {
+			t.Fatalf("%d lines: %s", len(lines), log.String())
+		}
+		for _, line := range lines[1:] {
+			if !regexp.MustCompile(`failures=\d+ since=`+began.Format("2006-01-02T15:04")).MatchString(line) || !strings.Contains(line, "too many connections") {
+				t.Errorf("%s", line)
+			}
+		}
+	})
 }
 
 func TestListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
