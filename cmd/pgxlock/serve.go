@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -117,8 +119,9 @@ func (s *serving) run(cmd *cobra.Command) error {
 	}
 	advise := granting(cmd)
 	page, err := serve.New(serve.Config{
-		Locks: some,
-		All:   all,
+		Database: databaseOf(pool),
+		Locks:    some,
+		All:      all,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
 			return evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
 		},
@@ -161,6 +164,16 @@ func (s *serving) run(cmd *cobra.Command) error {
 	}
 	cmd.PrintErrf("pgxlock: serving %s (%s)\n", shown, mode)
 	return s.serve(ctx, listener, page)
+}
+
+// databaseOf names the database of a pool, and its server unless that is a local one.
+func databaseOf(pool *pgxpool.Pool) string {
+	c := pool.Config().ConnConfig
+	name := cmp.Or(c.Database, c.User)
+	if network, address := pgconn.NetworkAddress(c.Host, c.Port); network == "tcp" {
+		name += " at " + address
+	}
+	return name
 }
 
 // onSocket is what the address of a Unix socket begins with; its path follows.

@@ -52,7 +52,7 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 	address := started(t, db.URL)
 	for path, want := range map[string][]string{
 		"": {
-			"the key", "the holder", "<strong>abandoned leases: 1</strong>", "<strong>stopped runs: 1</strong>", ">the job<", ">failed<", ">the reason<",
+			"<title>pgxlock · " + db.Name, "the key", "the holder", "<strong>abandoned leases: 1</strong>", "<strong>stopped runs: 1</strong>", ">the job<", ">failed<", ">the reason<",
 			"<strong>doctor: schema</strong>", "pgxlock_since_crash", "→ ALTER TABLE",
 		},
 		"api/snapshot": {`"runs":[{"key":"the job"`},

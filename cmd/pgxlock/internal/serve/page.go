@@ -141,6 +141,7 @@ func search[Row any](q query, all []*Row, kind func(*Row) pgxlock.Kind, matches 
 
 // A page is what the template shows.
 type page struct {
+	Database          string
 	At, Cannot, Stale string
 	Query             query
 	Alarms            []alarm
@@ -271,7 +272,7 @@ func mode(m pgxlock.Mode) string {
 // view is what a viewer sees of a state.
 func (s *Server) view(now *state, q query) page {
 	p := page{
-		Query: q, Cannot: now.cannot, Alarms: now.alarms(), Plots: now.plots(), Every: s.cfg.Every.String(),
+		Database: text(s.cfg.Database), Query: q, Cannot: now.cannot, Alarms: now.alarms(), Plots: now.plots(), Every: s.cfg.Every.String(),
 		Evict: s.cfg.AllowEvict, Partly: now.partly(),
 		Nobody: now.cannot == "" && now.shot.Unread == (monitor.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}

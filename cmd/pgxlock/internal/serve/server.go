@@ -39,6 +39,9 @@ import (
 
 // A Config says what to serve, and to whom.
 type Config struct {
+	// Database says which database the page is about.
+	Database string
+
 	// Locks is what the page shows. It should read MostLeases.
 	Locks *monitor.Monitor
 
