@@ -315,8 +315,8 @@ func TestStepDownExitsWith1IfNobodyLeads(t *testing.T) {
 	on := func(args ...string) result {
 		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"step-down"}, args...)...)
 	}
-	on("it's\x1b[31m").want(t, exitNoLeader, "", `pgxlock: nobody leads for "it's\x1b[31m"; pgxlock watch shows who holds what`)
-	on("#42").want(t, exitNoLeader, "", `nobody leads for "#42"`)
+	on("it's\x1b[31m").want(t, exitNoLeader, "", `pgxlock: nobody holds "it's\x1b[31m" exclusively, as a leader does; pgxlock watch shows who holds what`)
+	on("#42").want(t, exitNoLeader, "", `nobody holds "#42" exclusively`)
 	conn := db.Connect(t)
 	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42), pg_advisory_lock(advisory_lock_key_in('x', 'y')), acquire_lock('k', 'team:pod:1:01J', 3600), acquire_lock('@x/z', 'named', 3600)"); err != nil {
 		t.Fatal(err)
@@ -324,8 +324,8 @@ func TestStepDownExitsWith1IfNobodyLeads(t *testing.T) {
 	on("#42").want(t, exitOK, fmt.Sprintf(`asked the holder of "#42" to step down: process %d (only a leader does, pgxlock run does not)`, conn.PgConn().PID()), "")
 	on("@x/y").want(t, exitOK, fmt.Sprint("process ", conn.PgConn().PID()), "")
 	on("@x/z").want(t, exitOK, "step down: named (", "")
-	on("#42", "--kind", "lease").want(t, exitNoLeader, "", "nobody leads")
-	on("k", "--kind", "advisory").want(t, exitNoLeader, "", "nobody leads")
+	on("#42", "--kind", "lease").want(t, exitNoLeader, "", "exclusively")
+	on("k", "--kind", "advisory").want(t, exitNoLeader, "", "exclusively")
 	on("k", "--kind", "lease").want(t, exitOK, `asked the holder of "k" to step down: team:pod:1:01J (`, "")
 	on("k", "--reason", strings.Repeat("x", 1001)).want(t, exitUsage, "", "--reason must not be NULL, nor have more than 1000 bytes")
 	on(strings.Repeat("k", 256)).want(t, exitUsage, "", "the key has 256 characters")

@@ -55,7 +55,7 @@ step-down exits with 1.`,
 					}
 				}
 				if len(asked) == 0 {
-					return outcome{exitNoLeader, fmt.Errorf("nobody leads for %s; pgxlock watch shows who holds what", shown(args[0]))}
+					return outcome{exitNoLeader, fmt.Errorf("nobody holds %s exclusively, as a leader does; pgxlock watch shows who holds what", shown(args[0]))}
 				}
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked the holder of %s to step down: %s (only a leader does, pgxlock run does not)\n",
 					shown(args[0]), some(asked, 10, printable))

@@ -21,7 +21,8 @@ import (
 // first of them, which sends all queued requests in one message. So a single caller pays one
 // round trip and nothing else, and 256 callers pay one together. A leader waits a moment for
 // callers that are about to ask (gathering); if most have asked by the time an answer arrives,
-// it sends their message before it tells the answers. After a moment without
+// it sends their message before it tells the answers. A release that is left to the next caller
+// waits for that one's call. After a moment without
 // requests, a goroutine takes the lead and reads, so that the end of the session is noticed at
 // once; it also pings.
 //

@@ -28,8 +28,8 @@ type Turn struct {
 	// First: no ticket was seen before it.
 	First bool
 
-	// Handed: the lock was left to this try (HandOver), which passes callers that wait elsewhere, and
-	// first finishes the Release, if there is one.
+	// Handed: the lock was left to this try, by HandOver or by a reader before it. The try passes callers
+	// that wait elsewhere, and first finishes the Release, if there is one.
 	Handed  bool
 	Release Release
 
