@@ -16,15 +16,15 @@ import (
 // A mux shares the lock session, the one connection that carries all of a process's advisory
 // locks, among many callers without a goroutine in between.
 //
-// A caller that finds the mux free leads: it sends its requests itself, and reads the answer.
-// Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
-// first of them, which sends all queued requests in one message. So a single caller pays one
-// round trip and nothing else, and 256 callers pay one together. A leader waits a moment for
-// callers that are about to ask (gathering); if most have asked by the time an answer arrives,
-// it sends their message before it tells the answers. A release that is left to the next caller
-// waits for that one's call. After a moment without
-// requests, a goroutine takes the lead and reads, so that the end of the session is noticed at
-// once; it also pings.
+// A caller that finds the mux free leads: it sends its requests itself, and reads the
+// answer. Requests of other callers wait in a queue meanwhile. Then the leader hands the
+// lead to the first of them, which sends all queued requests in one message. So a single
+// caller pays one round trip and nothing else, and 256 callers pay one together. A leader
+// waits a moment for callers that are about to ask (gathering); if most have asked by the
+// time an answer arrives, it sends their message before it tells the answers. A release that
+// is left to the next caller waits for that one's call. After a moment without requests, a
+// goroutine takes the lead and reads, so that the end of the session is noticed at once; it
+// also pings.
 //
 // No context of a caller reaches the connection: if the leader's context ends, a goroutine
 // goes on reading.
