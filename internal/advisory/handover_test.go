@@ -126,6 +126,7 @@ func TestReleaseIsSentWithTheTryOfTheCallerThatIsNext(t *testing.T) {
 
 // Otherwise it would wait for another call, and the lock for its release.
 func TestReleaseIsSentIfTheCallerThatIsNextLeaves(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	other := connected(t, db.Pool, Config{})
