@@ -34,7 +34,7 @@ NESTED = cmd/pgxlock adapters/prometheus adapters/golangmigrate adapters/gocron 
 MODULES = . $(NESTED)
 
 # What make test may use of servers: see "What tests may cost" in CONTRIBUTING.md.
-MOST = servers=9,connections=2500,databases=150
+MOST = servers=9,connections=2500,databases=165
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all testrun test-tools test-integration test-versions soak chaos bench bench-quick bench-growth model seed-defects image pictures lint build with clean
