@@ -28,6 +28,7 @@ func newRole(t *testing.T, db *pgtest.DB) (role string) {
 func TestCommandsTrustNoStranger(t *testing.T) {
 	t.Parallel()
 	db := empty(t)
+	t.Run("no operator of a stranger is called", func(t *testing.T) { attackInstallation(t, db) })
 	t.Run("nothing of a stranger is called", func(t *testing.T) { attackCommands(t, db) })
 	t.Run("a superuser is warned", func(t *testing.T) { warnSuperuser(t, db) })
 }
@@ -45,6 +46,34 @@ const plant = `do $do$ declare o record; target text := '/* schema */'; begin
     end if;
     execute format('create view %s.%I as select * from theirs.%I where theirs.planted()', target, o.relname, case target when 'theirs' then 'was_' else '' end || o.relname);
   end loop; end $do$`
+
+// A role may have pg_catalog behind another schema, where operators of exactly these types come first.
+func attackInstallation(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	evil := newRole(t, db)
+	db.Exec(t, "create sequence compared; grant all on sequence compared to public; create schema fresh; create schema ops authorization "+evil)
+	conn := db.Connect(t)
+	for _, sql := range []string{
+		"set role " + evil,
+		`do $do$ declare o record; begin
+			for o in select p.oprname, p.oprleft::regtype as l, p.oprright::regtype as r from pg_operator p
+			          where p.oprname = '=' and p.oprleft in ('oid'::regtype, 'name'::regtype, 'text'::regtype) and p.oprright in (p.oprleft, 'text'::regtype) loop
+				execute format('create function ops.same(%1$s, %2$s) returns boolean language plpgsql as $$ begin
+					if current_setting(''transaction_read_only'') OPERATOR(pg_catalog.=) ''off'' then perform nextval(''public.compared''); end if;
+					return $1 OPERATOR(pg_catalog.=) $2; end $$; create operator ops.= (function = ops.same, leftarg = %1$s, rightarg = %2$s)', o.l, o.r);
+			end loop; end $do$`,
+	} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(t, []string{"DATABASE_URL=" + db.URL + "&search_path=ops,pg_catalog"}, "migrate", "up", "--schema", "fresh").want(t, exitOK, "", "installed")
+	var ran bool
+	if err := db.Pool.QueryRow(t.Context(), "select is_called from compared").Scan(&ran); err != nil || ran {
+		t.Errorf("an operator of a stranger ran: %v", err)
+	}
+	db.Exec(t, "drop schema fresh, ops cascade")
+}
 
 func attackCommands(t *testing.T, db *pgtest.DB) {
 	t.Helper()
