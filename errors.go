@@ -112,7 +112,7 @@ func (e *Error) Error() string {
 			if e.RetryAfter > 10*time.Second {
 				unit = time.Second
 			}
-			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(unit))
+			fmt.Fprintf(&b, " for up to %s", (e.RetryAfter + unit - 1).Truncate(unit))
 		}
 		b.WriteString(")")
 	}

@@ -76,9 +76,9 @@ func TestErrorSaysThatALockIsSharedAndForHowLongInRoundNumbers(t *testing.T) {
 	t.Parallel()
 	for left, want := range map[time.Duration]string{
 		0:                         "",
-		1234567 * time.Nanosecond: " for up to 1ms",
+		1234567 * time.Nanosecond: " for up to 2ms",
 		9876 * time.Millisecond:   " for up to 9.876s",
-		26959 * time.Millisecond:  " for up to 27s",
+		26059 * time.Millisecond:  " for up to 27s",
 	} {
 		e := &Error{Op: "acquire", Key: "k", Holder: lease.SharedHolder, RetryAfter: left, Err: ErrNotAcquired}
 		if got, want := e.Error(), `pgxlock: acquire "k": not acquired (held by callers that share it`+want+")"; got != want {
