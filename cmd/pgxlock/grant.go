@@ -31,18 +31,19 @@ func withGrant(cmd *cobra.Command, text string) string {
 	return strings.ReplaceAll(text, lockerr.Grant, printable(mend))
 }
 
-// granting is [withGrant] for what is shown again and again: it asks the database once for each text.
+// granting is [withGrant] for what is shown again and again: it asks the database once for each text that
+// it replaced.
 func granting(cmd *cobra.Command) func(string) string {
 	var known sync.Map
 	return func(text string) string {
-		if !strings.Contains(text, lockerr.Grant) {
-			return text
+		if with, ok := known.Load(text); ok {
+			return with.(string)
 		}
-		with, ok := known.Load(text)
-		if !ok {
-			with, _ = known.LoadOrStore(text, withGrant(cmd, text))
+		with := withGrant(cmd, text)
+		if with != text {
+			known.Store(text, with)
 		}
-		return with.(string)
+		return with
 	}
 }
 
