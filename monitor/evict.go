@@ -218,7 +218,8 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 func (m *Monitor) terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
 	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if session.started == 0 {
-			return in.mayNotEnd(ctx, fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id", in.role(ctx), session.PID))
+			role := in.role(ctx)
+			return mayNotEnd(role, fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id", role, session.PID))
 		}
 		if err := checkReason(reason); err != nil {
 			return err
@@ -243,7 +244,7 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
 			case lockerr.SQLState(err) == lockerr.StateNoRights:
-				return in.mayNotEnd(ctx, err)
+				return mayNotEnd(in.role(ctx), err)
 			case err != nil:
 				return err
 			}
@@ -256,9 +257,9 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 	return terminated && err == nil, err
 }
 
-// mayNotEnd adds to an error what lets this role end sessions of others.
-func (in *inspection) mayNotEnd(ctx context.Context, err error) error {
-	return &lockerr.RefusedError{Err: err, Lack: "GRANT pg_monitor, pg_signal_backend TO " + pgx.Identifier{in.role(ctx)}.Sanitize() +
+// mayNotEnd adds to an error what lets a role end sessions of others.
+func mayNotEnd(role string, err error) error {
+	return &lockerr.RefusedError{Err: err, Lack: "GRANT pg_monitor, pg_signal_backend TO " + pgx.Identifier{role}.Sanitize() +
 		"; a superuser's session is ended only by a superuser"}
 }
 

@@ -388,13 +388,13 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 // which the snapshot lacks if this role may not see them.
 func (in *inspection) server(ctx context.Context, load *Load, what string) (at time.Time, err error) {
 	var seesAll bool
+	var role string
 	var pid pgtype.Int4
 	var since pgtype.Timestamptz
-	err = in.read(ctx, statements.MonitorServer, []any{&at, &load.Notifications, &pid, &since, &seesAll}, func() {
+	err = in.read(ctx, statements.MonitorServer, []any{&at, &load.Notifications, &pid, &since, &seesAll, &role}, func() {
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
-		role := in.role(ctx)
 		in.miss(what+" of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", role, pgx.Identifier{role}.Sanitize()))
 	}
 	return at, err
