@@ -74,7 +74,11 @@ func (in *Installation) choose(c *Conn) (schema string, err error) {
 	untrusted, isUntrusted := errors.AsType[*place.UntrustedError](err)
 	switch {
 	case isUntrusted:
-		return "", &untrustedError{untrusted}
+		where := ""
+		if in.Asked == "" {
+			where = fmt.Sprintf(" (database %q; %s.Schema names a schema)", c.Config().Database, in.Config)
+		}
+		return "", &untrustedError{untrusted, where}
 	case err != nil && in.Asked != "":
 		return "", fmt.Errorf("%w: %w", lockerr.ErrSchema, err)
 	case err != nil:
@@ -91,7 +95,12 @@ func (in *Installation) choose(c *Conn) (schema string, err error) {
 }
 
 // An untrustedError matches ErrSchema, whose advice it leaves out: migrations change nothing about it.
-type untrustedError struct{ *place.UntrustedError }
+type untrustedError struct {
+	*place.UntrustedError
+	where string
+}
+
+func (e *untrustedError) Error() string { return e.UntrustedError.Error() + e.where }
 
 func (e *untrustedError) Unwrap() []error { return []error{lockerr.ErrSchema, e.UntrustedError} }
 
