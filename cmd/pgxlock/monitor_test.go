@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/monitor"
@@ -176,7 +177,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 		says string
 	}{
 		{lease, []string{"k", "--kind", "lease"}, `evicted: lease "k" from ` + lease.Holder()},
-		{share, []string{"report", "--holder", middle(share.Holder(), len(share.Holder())-3), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from ` + share.Holder()}, // as ls shows it
+		{share, []string{"report", "--holder", readable.Shortened(share.Holder(), len(share.Holder())-3), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from ` + share.Holder()}, // as ls shows it
 		{permit, []string{permit.Key()}, "evicted: lease"},
 		{another, []string{"mails"}, `evicted: lease "mails#1" from ` + another.Holder()}, // of its semaphore
 		{named, []string{"k"}, "evicted: "},

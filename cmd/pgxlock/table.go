@@ -10,6 +10,8 @@ import (
 
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // A table is what a list shows of each row, and what of that a narrow screen can do without.
@@ -289,7 +291,7 @@ func (t table) cut(s sheet, column int, text string, columns int) string {
 	case t.titles[column] == t.prose, s.more == "":
 		return wrap(text, columns)
 	case slices.Contains(t.keys, t.titles[column]), slices.Contains(t.holders, t.titles[column]):
-		return middle(text, columns)
+		return readable.Shortened(text, columns)
 	}
 	return runewidth.Truncate(text, columns, "…")
 }
@@ -300,22 +302,6 @@ var random = regexp.MustCompile(`:[A-Z2-7]{26}\b`)
 // abbreviated leaves so many characters of the random part of a holder id, at the end.
 func abbreviated(id string, kept int) string {
 	return random.ReplaceAllStringFunc(id, func(part string) string { return ":…" + part[len(part)-kept:] })
-}
-
-// middle shortens an id to so many columns: names of pods differ at their end. What is left of
-// the random part of a holder id stays.
-func middle(id string, columns int) string {
-	width := runewidth.StringWidth(id)
-	if width <= columns {
-		return id
-	}
-	if name, rest, ok := strings.Cut(id, ":…"); ok {
-		if room := columns - runewidth.StringWidth(":…"+rest); room >= shortest/2 {
-			return middle(name, room) + ":…" + rest
-		}
-	}
-	begin := (columns - 1) / 3
-	return runewidth.Truncate(id, begin, "") + "…" + runewidth.TruncateLeft(id, width-(columns-1-begin), "")
 }
 
 // wrap breaks a text into lines of so many columns, between words where it can; 0: as many as it

@@ -208,7 +208,7 @@ func TestIDsAreShortenedInTheMiddle(t *testing.T) {
 		{"abc", 2, "…c"},
 		{"abc", 1, "…"},
 	} {
-		if got := middle(test.id, test.columns); got != test.want || runewidth.StringWidth(got) > test.columns {
+		if got := readable.Shortened(test.id, test.columns); got != test.want || runewidth.StringWidth(got) > test.columns {
 			t.Errorf("%q in %d columns: %q, want %q", test.id, test.columns, got, test.want)
 		} else if whole := strings.ReplaceAll(test.id, "…", "ABCDEFGHIJKLMNOPQRSTUV"); got != whole && !shortens(got, whole) {
 			t.Errorf("evict does not find %q by %q", whole, got)

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mattn/go-runewidth"
 )
 
 // Exact writes a duration as flags take it, without the units of which there are none.
@@ -64,4 +66,21 @@ func Earlier(a, b time.Time) int {
 		return 1
 	}
 	return -1
+}
+
+// Shortened shortens a name to so many columns, in the middle: names of pods differ at their end. What is
+// left of the random part of a holder id stays.
+func Shortened(name string, columns int) string {
+	const least = 10 // of the name before it
+	width := runewidth.StringWidth(name)
+	if width <= columns {
+		return name
+	}
+	if before, rest, ok := strings.Cut(name, ":…"); ok {
+		if room := columns - runewidth.StringWidth(":…"+rest); room >= least {
+			return Shortened(before, room) + ":…" + rest
+		}
+	}
+	begin := (columns - 1) / 3
+	return runewidth.Truncate(name, begin, "") + "…" + runewidth.TruncateLeft(name, width-(columns-1-begin), "")
 }

@@ -577,14 +577,14 @@ func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
 	top := slices.MinFunc(tree, func(a, b *node) int { return cmp.Compare(a.y, b.y) }).y
 	for _, n := range tree {
 		b := box{X: int(n.x), Y: int(n.y), Width: nodeWidth, Height: int(n.height), Full: name(n), Class: "who"}
-		b.Name = shortened(b.Full)
+		b.Name = readable.Shortened(b.Full, longestName)
 		switch {
 		case n.collapsed > 0 && n.waits:
 			b.Class, b.Name, b.More = "more", "and "+grouped(n.collapsed)+" more", "waiting"
 		case n.collapsed > 0:
 			b.Class, b.Name, b.More = "more", "and "+grouped(n.collapsed)+" more", "holding"
 		case n.lock:
-			b.Class, b.Width, b.Name = "lock", lockWidth, shortenedTo(b.Full, longestName-1)
+			b.Class, b.Width, b.Name = "lock", lockWidth, readable.Shortened(b.Full, longestName-1)
 		case n.waits:
 			b.Class, b.More = "waiter", "waits"
 		default:
@@ -632,17 +632,6 @@ func line(before, behind *node, back bool, top float64) arrow {
 	x2, y2 := before.x+width(before)+4, before.y+before.height/2
 	bend := min((x1-x2)/2, columnGap)
 	return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1-bend, y1, x2+bend, y2, x2, y2), class}
-}
-
-func shortened(s string) string { return shortenedTo(s, longestName) }
-
-func shortenedTo(s string, n int) string {
-	runes := []rune(s)
-	if len(runes) <= n {
-		return s
-	}
-	begin := (n - 1) / 3 // many names differ at their end
-	return string(runes[:begin]) + "…" + string(runes[len(runes)-(n-1-begin):])
 }
 
 // Summary says what is drawn, for readers who cannot see it.

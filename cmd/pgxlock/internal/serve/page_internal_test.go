@@ -81,7 +81,4 @@ func TestLongNamesKeepTheirEnds(t *testing.T) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
-	if got := shortenedTo(long, 16); got != "tenan…stomer-001" {
-		t.Errorf("%q", got)
-	}
 }
